@@ -1,0 +1,44 @@
+# Two commands first: `make demo` shows the system at work, `make test` proves it.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+
+.PHONY: help install demo dev test test-slow lint format clean
+
+help:  ## What there is to make
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+install: .venv/installed  ## Prepare .venv and nothing else
+
+.venv/installed: requirements.txt requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
+	@$(PYTHON) -c 'import ensurepip' || { echo "This Python lacks venv: install your system's python3-venv package."; exit 1; }
+	$(PYTHON) -m venv .venv
+	@echo "Installing packages into .venv (about a minute) …"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt -e .
+	@touch $@
+
+demo: install  ## The guided demonstration: every claim is checked before your eyes
+	@$(PY) manage.py demo
+
+dev: install  ## The whole system on this machine, until Ctrl-C
+	@$(PY) manage.py dev
+
+test: install  ## The tests, in parallel
+	@$(PY) -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+
+test-slow: install  ## Loads and long runs
+	@$(PY) -m pytest -n auto --dist worksteal -m slow $(ARGS)
+
+lint: install  ## Style, types and layers
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check --quiet .
+	@$(PY) -m pyright
+	@$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+format: install  ## Rewrite the code in its style
+	@$(PY) -m ruff check --fix --quiet .
+	@$(PY) -m ruff format --quiet .
+
+clean:  ## Remove what `make install` and the local stack made
+	rm -rf .venv .hookledger build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

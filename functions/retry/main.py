@@ -1,0 +1,30 @@
+"""Cloud Scheduler's tick: failed events that are due are replayed."""
+
+import functions_framework
+from flask import Request
+from flask.typing import ResponseReturnValue
+
+from shared import bootstrap, db, log, replay
+
+parts = bootstrap.Once(bootstrap.core)
+
+
+@functions_framework.http
+@bootstrap.guarded
+def retry(request: Request) -> ResponseReturnValue:
+    """`POST` nothing, or `{"limit": 10, "event_id": 42, "dry_run": true}`."""
+    if request.method != "POST":
+        return {"error": "Send POST."}, 405, {"Allow": "POST"}
+    core = parts()
+    try:
+        asked = replay.read_request(request.get_data())
+    except ValueError as error:
+        return {"error": str(error)}, 400
+    try:
+        if core.settings.auto_migrate:
+            bootstrap.migrate_application(core.settings)
+        budget = core.settings.retry_time_budget_seconds
+        return core.replayer().run(asked, budget_seconds=budget).as_json()
+    except db.UNREACHABLE as error:
+        log.error("replay.unavailable", error)
+        return {"error": "The application database is out of reach."}, 503

@@ -1,0 +1,164 @@
+"""Puts a function's parts together, once per process and at the first request; guards its entry."""
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, Final, Generic, TypeVar
+
+from shared import config, db, log, migrate, receive, secrets
+from shared.directory import Directory
+from shared.failures import Failures
+from shared.ingest import Ingester
+from shared.pipeline import Pipeline
+from shared.publish import Publisher
+from shared.receive import Receiver
+from shared.replay import Replayer
+
+T = TypeVar("T")
+
+APPLICATION_POOL_SIZE: Final = 4
+APPLICATION_LIMITS: Final = db.Limits(statement=5)
+
+_WEBHOOK: Final = ("APP_DATABASE_URL", "SHOPIFY_CLIENT_SECRETS", "PUBSUB_TOPIC")
+_SUBSCRIBER: Final = ("APP_DATABASE_URL",)
+
+
+class Once(Generic[T]):
+    """Builds a thing when it is first asked for: never at import, since the server forks after."""
+
+    def __init__(self, build: Callable[[Mapping[str, str]], T]) -> None:
+        self._build = build
+        self._lock = threading.Lock()
+        self._built: T | None = None
+
+    def __call__(self) -> T:
+        """The thing; raises ConfigurationError as long as a setting is missing or wrong."""
+        with self._lock:
+            if self._built is None:
+                self._built = self._build(os.environ)
+            return self._built
+
+
+def guarded(entry: Callable[..., Any]) -> Callable[..., Any]:
+    """An entry point that answers 500 without a body, and logs redacted, whatever escapes it.
+
+    functions-framework would print the traceback as it is, values and all.
+    """
+
+    @wraps(entry)
+    def call(request: Any) -> Any:
+        try:
+            return entry(request)
+        except Exception as error:  # noqa: BLE001 - the last line of defence
+            log.error("function.failed", error)
+            return "", 500
+
+    return call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """The parts of the webhook function."""
+
+    settings: config.Settings
+    receiver: Receiver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """The parts that the subscriber, the retry function and the commands share."""
+
+    settings: config.Settings
+    application: db.Pool
+    failures: Failures
+    keyring: secrets.Keyring
+    directory: Directory
+    tenants: db.Tenants
+    pipeline: Pipeline
+
+    def replayer(self) -> Replayer:
+        """Replays failed events."""
+        return Replayer(self.failures, self.pipeline, batch_limit=self.settings.retry_batch_limit)
+
+    def ingester(self) -> Ingester:
+        """Takes in messages."""
+        return Ingester(self.application, self.failures, self.pipeline)
+
+
+def webhook(environ: Mapping[str, str]) -> Webhook:
+    """The webhook function's parts; raises ConfigurationError."""
+    settings = _settings(environ, _WEBHOOK)
+    receiver = Receiver(
+        application_pool(settings, receive.AUDIT_LIMITS),
+        _failures(settings, application_pool(settings, receive.FAILURE_LIMITS)),
+        Publisher(settings.pubsub_topic),
+        settings.shopify_client_secrets,
+    )
+    return Webhook(settings=settings, receiver=receiver)
+
+
+def core(environ: Mapping[str, str]) -> Core:
+    """The parts around the pipeline; raises ConfigurationError."""
+    settings = _settings(environ, _SUBSCRIBER)
+    application = application_pool(settings)
+    tenants = db.Tenants(
+        pools_max=settings.tenant_pools_max,
+        pool_size=settings.tenant_pool_size,
+        limits=tenant_limits(settings),
+    )
+    keyring = secrets.Keyring(settings.credential_keys)
+    directory = Directory(
+        application,
+        keyring,
+        resolve_secret=partial(secrets.resolve, environ=environ),
+        override_url=settings.shopify_storage_database_url,
+    )
+    return Core(
+        settings=settings,
+        application=application,
+        failures=_failures(settings, application),
+        keyring=keyring,
+        directory=directory,
+        tenants=tenants,
+        pipeline=Pipeline(directory, tenants),
+    )
+
+
+def application_pool(settings: config.Settings, limits: db.Limits = APPLICATION_LIMITS) -> db.Pool:
+    """The application database."""
+    return db.Pool(application_target(settings), size=APPLICATION_POOL_SIZE, limits=limits)
+
+
+def application_target(settings: config.Settings) -> db.Target:
+    """Where the application database is."""
+    return db.Target(conninfo=settings.app_database_url, pooler_mode=settings.app_pooler_mode)
+
+
+def tenant_limits(settings: config.Settings) -> db.Limits:
+    """How long a tenant database may take for one event."""
+    return db.Limits(
+        connect=settings.tenant_connect_timeout_seconds,
+        statement=settings.tenant_statement_timeout_seconds,
+    )
+
+
+def migrate_application(settings: config.Settings) -> list[migrate.Migration]:
+    """Applies the application database's pending migrations and returns them."""
+    with db.connect(application_target(settings), migrate.LIMITS) as connection:
+        return migrate.apply(connection, migrate.Series.APP)
+
+
+def _settings(environ: Mapping[str, str], require: tuple[str, ...]) -> config.Settings:
+    settings = config.load(environ, require=require)
+    log.setup(level=settings.log_level, project=settings.google_cloud_project)
+    return settings
+
+
+def _failures(settings: config.Settings, application: db.Pool) -> Failures:
+    return Failures(
+        application,
+        max_retries=settings.retry_max_retries,
+        lease_seconds=settings.lease_seconds,
+    )

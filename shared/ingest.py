@@ -1,0 +1,71 @@
+"""A Pub/Sub message: stored in its tenant's database, or kept in the failure ledger, or refused.
+
+It is acknowledged only when its event is committed in one of the two.
+"""
+
+import time
+from datetime import UTC, datetime
+
+from shared import audit, db, log
+from shared import envelope as envelopes
+from shared.errors import EventCollisionError
+from shared.failures import Failures
+from shared.message import Message
+from shared.model import Envelope
+from shared.pipeline import Pipeline
+
+
+class Ingester:
+    """Takes messages to the pipeline."""
+
+    def __init__(self, application: db.Pool, failures: Failures, pipeline: Pipeline) -> None:
+        self._application = application
+        self._failures = failures
+        self._pipeline = pipeline
+
+    def ingest(self, message: Message) -> bool:
+        """Whether to acknowledge the message. Whatever it holds, this does not raise."""
+        envelope = envelopes.from_message(message, datetime.now(UTC))
+        with log.bound(
+            event_id=envelope.event_id,
+            shop_domain=envelope.shop_domain,
+            topic=envelope.topic,
+            trace_id=envelope.trace_id,
+            message_id=envelope.message_id,
+        ):
+            acknowledged = self._stored_or_kept(envelope)
+            if acknowledged and not envelope.audited:
+                self._audit(envelope)
+            return acknowledged
+
+    def _stored_or_kept(self, envelope: Envelope) -> bool:
+        started = time.monotonic()
+        try:
+            outcome = self._pipeline.apply(envelope)
+        except EventCollisionError as error:
+            return self._kept(envelopes.collided(envelope), error)
+        except Exception as error:  # noqa: BLE001 - any failure at all belongs into the ledger
+            return self._kept(envelope, error)
+        log.info(
+            "event.stored",
+            organization_id=self._pipeline.organization(envelope.shop_domain),
+            ledger=outcome.ledger,
+            snapshot=outcome.snapshot,
+            milliseconds=log.milliseconds(started),
+        )
+        return True
+
+    def _kept(self, envelope: Envelope, error: Exception) -> bool:
+        organization_id = self._pipeline.organization(envelope.shop_domain)
+        try:
+            self._failures.record(envelope, error, organization_id)
+        except Exception as fault:  # noqa: BLE001 - then Pub/Sub must keep it
+            log.error("failure.not_recorded", fault, because_of=type(error).__name__)
+            return False
+        return True
+
+    def _audit(self, envelope: Envelope) -> None:
+        try:
+            audit.record(self._application, envelope)
+        except Exception as error:  # noqa: BLE001 - the event itself is safe
+            log.warning("audit.not_written", error)

@@ -1,0 +1,52 @@
+"""decode, route, parse, store: what is done with an event, at the first try and at each replay."""
+
+from shared import db, store
+from shared import envelope as envelopes
+from shared.directory import Directory
+from shared.errors import MissingAttributeError, ShopMismatchError
+from shared.model import Envelope, Outcome
+from shared.parse import claimed_shop, parse
+
+
+class Pipeline:
+    """Takes envelopes to the tenant databases that they belong to."""
+
+    def __init__(self, directory: Directory, tenants: db.Tenants) -> None:
+        self._directory = directory
+        self._tenants = tenants
+
+    def apply(self, envelope: Envelope, *, dry_run: bool = False) -> Outcome:
+        """Stores the event, or raises why not. Safe to repeat, late, and beside itself."""
+        envelope = envelopes.opened(envelope)
+        _check_attributes(envelope)
+        route = self._directory.route(envelope.shop_domain)
+        event = parse(envelope)
+        check_shop(envelope)
+        pool = self._tenants.pool(route.target)
+        return store.store(pool, route.organization_id, envelope, event, dry_run=dry_run)
+
+    def organization(self, shop_domain: str) -> str | None:
+        """The shop's organization, as far as it is known without asking."""
+        return self._directory.organization(shop_domain)
+
+
+def check_shop(envelope: Envelope) -> None:
+    """Raises ShopMismatchError when the body itself names another shop.
+
+    The signature covers the body only, so the shop in a header or attribute is but a claim.
+    """
+    claimed = claimed_shop(envelope.payload)
+    if claimed is not None and claimed != envelope.shop_domain:
+        raise ShopMismatchError(
+            "The body names another shop than the header or attribute. It is not stored under "
+            "either; find out who sent it."
+        )
+
+
+def _check_attributes(envelope: Envelope) -> None:
+    if not envelopes.is_shop_domain(envelope.shop_domain):
+        raise MissingAttributeError(
+            "X-Shopify-Shop-Domain is missing or no *.myshopify.com name. Correct the publisher."
+        )
+    if not envelope.topic:
+        raise MissingAttributeError("X-Shopify-Topic is missing. Correct the publisher.")

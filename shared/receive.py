@@ -1,0 +1,126 @@
+"""A webhook delivery: verified, noted, published, and only then accepted."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from shared import audit, db, log, signature
+from shared import envelope as envelopes
+from shared.errors import ShopMismatchError, UnpublishableBodyError
+from shared.failures import Failures
+from shared.model import Envelope
+from shared.pipeline import check_shop
+from shared.publish import Publisher
+
+# Shopify waits 5 s for an answer; what is left after these is for the way back.
+ANSWER_SECONDS: Final = 4.3
+# The audit row must leave Pub/Sub its share of that time.
+AUDIT_LIMITS: Final = db.Limits(connect=2, statement=0.8, lock=0.5, wait=0.3, grace=0.2)
+# A body that only the failure ledger can take is a large one.
+FAILURE_LIMITS: Final = db.Limits(connect=2, statement=2.5, lock=0.5, wait=0.3, grace=0.2)
+PUBLISH_SECONDS_MIN: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An HTTP status and a JSON body."""
+
+    status: int
+    body: dict[str, Any]
+
+
+class Receiver:
+    """Takes deliveries for one Pub/Sub topic."""
+
+    def __init__(
+        self,
+        application: db.Pool,
+        failures: Failures,
+        publisher: Publisher,
+        client_secrets: Sequence[str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._application = application
+        self._failures = failures
+        self._publisher = publisher
+        self._client_secrets = client_secrets
+        self._clock = clock
+
+    def receive(self, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
+        """200 once the event is durable, 401 and 400 for what is not Shopify's, 503 otherwise.
+
+        `headers` in any case, as they came; `body` raw. Nothing is looked up before the signature
+        holds, and every path ends within ANSWER_SECONDS.
+        """
+        deadline = self._clock() + ANSWER_SECONDS
+        if not signature.verify(
+            body, _header(headers, "x-shopify-hmac-sha256"), self._client_secrets
+        ):
+            log.warning("webhook.refused", reason="signature")
+            return Answer(status=401, body={"error": "The signature does not fit the body."})
+        envelope = envelopes.from_webhook(headers, body, datetime.now(UTC))
+        if fault := _fault(envelope):
+            log.warning("webhook.refused", reason=fault, shop_domain=envelope.shop_domain)
+            return Answer(status=400, body={"error": fault})
+        with log.bound(
+            event_id=envelope.event_id,
+            shop_domain=envelope.shop_domain,
+            topic=envelope.topic,
+            trace_id=envelope.trace_id,
+        ):
+            return self._accept(envelope, deadline)
+
+    def _accept(self, envelope: Envelope, deadline: float) -> Answer:
+        try:
+            envelope = replace(envelope, audited=self._audited(envelope))
+            where = self._hand_over(envelope, deadline)
+        except Exception as error:  # noqa: BLE001 - whatever it was, Shopify must send again
+            log.error("webhook.unavailable", error)
+            return Answer(status=503, body={"error": "The event could not be kept. Send it again."})
+        log.info("webhook.accepted", kept_in=where, audited=envelope.audited)
+        return Answer(status=200, body={"status": "accepted", "event_id": envelope.event_id})
+
+    def _audited(self, envelope: Envelope) -> bool:
+        try:
+            audit.record(self._application, envelope)
+        except Exception as error:  # noqa: BLE001 - the subscriber writes it instead
+            log.warning("webhook.audit_deferred", error)
+            return False
+        return True
+
+    def _hand_over(self, envelope: Envelope, deadline: float) -> str:
+        data, attributes = envelopes.to_message(envelope)
+        if not data or len(data) > envelopes.MESSAGE_DATA_BYTES:
+            self._failures.record(envelope, _unpublishable(envelope))
+            return "failure ledger"
+        timeout = max(deadline - self._clock(), PUBLISH_SECONDS_MIN)
+        self._publisher.publish(data, attributes, timeout=timeout)
+        return "pubsub"
+
+
+def _fault(envelope: Envelope) -> str:
+    """What is wrong with a delivery's headers, or an empty text."""
+    if not envelopes.is_shop_domain(envelope.shop_domain):
+        return "X-Shopify-Shop-Domain is missing or no *.myshopify.com name."
+    if not envelopes.is_topic(envelope.topic):
+        return "X-Shopify-Topic is missing or malformed."
+    try:
+        check_shop(envelope)
+    except ShopMismatchError:
+        return "The body names another shop than X-Shopify-Shop-Domain."
+    return ""
+
+
+def _unpublishable(envelope: Envelope) -> Exception:
+    if not envelope.payload:
+        return ValueError("The payload is empty.")
+    return UnpublishableBodyError(
+        f"Pub/Sub does not carry a body of {len(envelope.payload)} bytes. A replay stores it."
+    )
+
+
+def _header(headers: Sequence[tuple[str, str]], name: str) -> str | None:
+    return next((value for key, value in headers if key.lower() == name), None)
