@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from shared import fields, jsontext, topics
 from shared.envelope import is_shop_domain
+from shared.errors import ShopMismatchError
 from shared.model import Envelope, Event
 
 _SHOP_KEYS: Final = ("myshopify_domain", "shop_domain")
@@ -35,6 +36,19 @@ def parse(envelope: Envelope) -> Event:
         payload_raw=envelope.payload if text.encode() != envelope.payload else None,
         parsed=fields.parsed(body, topic),
     )
+
+
+def check_shop(envelope: Envelope) -> None:
+    """Raises ShopMismatchError when the body itself names another shop.
+
+    The signature covers the body only, so the shop in a header or attribute is but a claim.
+    """
+    claimed = claimed_shop(envelope.payload)
+    if claimed is not None and claimed != envelope.shop_domain:
+        raise ShopMismatchError(
+            "The body names another shop than the header or attribute. It is not stored under "
+            "either; find out who sent it."
+        )
 
 
 def claimed_shop(body: bytes) -> str | None:

@@ -3,9 +3,9 @@
 from shared import db, store
 from shared import envelope as envelopes
 from shared.directory import Directory
-from shared.errors import MissingAttributeError, ShopMismatchError
+from shared.errors import MissingAttributeError
 from shared.model import Envelope, Outcome
-from shared.parse import claimed_shop, parse
+from shared.parse import check_shop, parse
 
 
 class Pipeline:
@@ -28,19 +28,6 @@ class Pipeline:
     def organization(self, shop_domain: str) -> str | None:
         """The shop's organization, as far as it is known without asking."""
         return self._directory.organization(shop_domain)
-
-
-def check_shop(envelope: Envelope) -> None:
-    """Raises ShopMismatchError when the body itself names another shop.
-
-    The signature covers the body only, so the shop in a header or attribute is but a claim.
-    """
-    claimed = claimed_shop(envelope.payload)
-    if claimed is not None and claimed != envelope.shop_domain:
-        raise ShopMismatchError(
-            "The body names another shop than the header or attribute. It is not stored under "
-            "either; find out who sent it."
-        )
 
 
 def _check_attributes(envelope: Envelope) -> None:

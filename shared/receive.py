@@ -11,7 +11,7 @@ from shared import envelope as envelopes
 from shared.errors import ShopMismatchError, UnpublishableBodyError
 from shared.failures import Failures
 from shared.model import Envelope
-from shared.pipeline import check_shop
+from shared.parse import check_shop
 from shared.publish import Publisher
 
 # Shopify waits 5 s for an answer; what is left after these is for the way back.
