@@ -179,7 +179,7 @@ _REQUEUE_SHOP: Final = """
 update subscriber_subscriberfailedevent f
 set status = 'pending', retry_count = 0, alerted_at = null, updated_at = now(),
     organization_id = %(organization_id)s,
-    next_retry_at = now() + make_interval(secs => q.place / %(per_second)s)
+    next_retry_at = now() + make_interval(secs => q.place::float8 / %(per_second)s)
 from (select id, row_number() over (order by id) - 1 as place
       from subscriber_subscriberfailedevent
       where shop_domain = %(shop_domain)s and status in ('pending', 'failed')

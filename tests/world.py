@@ -57,8 +57,7 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.core.application.close()
-        self.core.tenants.close()
+        self._disconnect()
         for connection in self._connections.values():
             connection.close()
 
@@ -97,14 +96,15 @@ class World:
 
     def forget(self) -> None:
         """A fresh process: nothing remembered, nothing connected."""
+        self._disconnect()
         self.core = bootstrap.core(self.environ)
 
     def app(self, query: LiteralString, **parameters: Any) -> list[dict[str, Any]]:
-        """Rows of the application database."""
+        """Rows of the application database, if the statement has any."""
         return self._rows(self.app_url, query, parameters)
 
     def tenant(self, query: LiteralString, **parameters: Any) -> list[dict[str, Any]]:
-        """Rows of the tenant database."""
+        """Rows of the tenant database, if the statement has any."""
         return self._rows(self.tenant_url, query, parameters)
 
     def failed_events(self) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ class World:
         self.app(
             "update subscriber_subscriberfailedevent"
             " set next_retry_at = now() - interval '1 second'"
-            " where id = %(row)s and status = 'pending' returning id",
+            " where id = %(row)s and status = 'pending'",
             row=row,
         )
 
@@ -137,7 +137,7 @@ class World:
         """Lets a lease run out now."""
         self.app(
             "update subscriber_subscriberfailedevent set leased_until = now() - interval '1 second'"
-            " where id = %(row)s returning id",
+            " where id = %(row)s",
             row=row,
         )
 
@@ -146,12 +146,17 @@ class World:
         request = Request(limit=limit, event_id=event_id, **asked)
         return self.replayer.run(request, budget_seconds=60)
 
+    def _disconnect(self) -> None:
+        self.core.application.close()
+        self.core.tenants.close()
+
     def _rows(
         self, url: str, query: LiteralString, parameters: dict[str, Any]
     ) -> list[dict[str, Any]]:
         if url not in self._connections:
             self._connections[url] = psycopg.connect(url, autocommit=True, row_factory=dict_row)
-        return self._connections[url].execute(query, parameters).fetchall()
+        cursor = self._connections[url].execute(query, parameters)
+        return cursor.fetchall() if cursor.description else []
 
 
 def message(body: bytes = b'{"id": 1}', **attributes: str) -> Message:

@@ -187,7 +187,8 @@ def test_a_server_that_cannot_start_says_why(place: Path) -> None:
 
 
 def test_a_clean_exit_of_the_owner_stops_it(place: Path) -> None:
-    script = OWNER.replace("signal.pause()", "")
+    no_watcher = "import os; os.kill(server._watcher.pid, signal.SIGKILL)"
+    script = OWNER.replace("signal.pause()", no_watcher)
     command = [sys.executable, "-c", script, str(place / "data")]
     owner = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert not accepts(owner.stdout.split()[0])
@@ -217,7 +218,10 @@ def test_a_stale_process_id_of_somebody_else_is_left_alone(place: Path) -> None:
     with running(place / "data") as server:
         server.stop()
         pid_file = server.data_dir / "cluster" / "postmaster.pid"
-        with subprocess.Popen(["/bin/sleep", "60"]) as bystander:
+        nothing = subprocess.DEVNULL
+        with postgres_binaries.spawn(
+            ["/bin/sleep", "60"], stdin=nothing, stdout=nothing
+        ) as bystander:
             pid_file.write_text(f"{bystander.pid}\n{server.data_dir}\n")
             server.start()
             assert bystander.poll() is None
