@@ -475,11 +475,11 @@ def test_a_slow_endpoint_is_cut_off_at_the_ack_deadline(
     endpoint: Endpoint,
 ) -> None:
     release = threading.Event()
-    endpoint.answer = lambda _: 204 if len(endpoint.bodies) > 1 or release.wait(30) else 500
+    endpoint.answer = lambda _: 204 if len(endpoint.bodies) > 8 or release.wait(60) else 500
     subscribe(subscriber, endpoint.url, ack_deadline_seconds=1)
-    publisher.publish(topic=TOPIC, messages=[message()])
+    publisher.publish(topic=TOPIC, messages=[message()] * 8)  # one for every worker
     assert eventually(is_drained(server))
-    assert len(endpoint.bodies) == 2
+    assert len(endpoint.bodies) == 16
     release.set()
 
 

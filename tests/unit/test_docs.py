@@ -199,38 +199,59 @@ def test_the_tables_of_parsed_fields_are_those_of_the_code() -> None:
 
 
 def parsed_section(resource: str) -> str:
-    """What docs/schema.md says of one resource: its topics, its fields, and an example."""
+    """What docs/schema.md says of one resource: its topics, its fields by kind, and an example."""
     known = [topic for topic in topics.TOPICS.values() if topic.table == f"shopify_{resource}"]
-    lines = [
-        f"### `shopify_{resource}`",
-        "",
-        "Topics: " + ", ".join(f"`{topic.name}`" for topic in known),
-        "",
-        "| field | kind | from the body's |",
-        "|---|---|---|",
-        _field_row("id", "id, text", known[0].id),
-        *(_field_row(name, "id, text", rules) for name, rules in known[0].parents.items()),
-        _field_row("admin_graphql_api_id", "text", ("admin_graphql_api_id",)),
-    ]
+    kinds = {
+        KINDS["_id"]: [_place(name, rules) for name, rules in _ids(known[0])],
+        KINDS["_text"]: ["`admin_graphql_api_id`"],
+    }
     for field in fields.FIELDS[resource]:
-        lines.append(_field_row(field.name, KINDS[field.read.__name__], field.rules))
+        places = kinds.setdefault(KINDS[field.read.__name__], [])
+        places.append(_place(field.name, field.rules))
     topic, example = _fullest_example(resource)
-    lines += ["", f"From the sample of `{topic}`:", "", "```json", example, "```"]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"### `shopify_{resource}`",
+            "",
+            "Topics: " + ", ".join(f"`{topic.name}`" for topic in known) + ".",
+            "",
+            "| kind | fields |",
+            "|---|---|",
+            *(f"| {kind} | {', '.join(places)} |" for kind, places in kinds.items()),
+            "",
+            f"From the sample of `{topic}`:",
+            "",
+            "```json",
+            example,
+            "```",
+        ]
+    )
 
 
-def _field_row(name: str, kind: str, rules: fields.Rules) -> str:
-    return f"| `{name}` | {kind} | {', else '.join(f'`{rule}`' for rule in rules)} |"
+def _ids(topic: topics.Topic) -> list[tuple[str, fields.Rules]]:
+    return [("id", topic.id), *topic.parents.items()]
+
+
+def _place(name: str, rules: fields.Rules) -> str:
+    where = " or ".join(f"`{rule}`" for rule in rules)
+    return f"`{name}`" if rules == (name,) else f"`{name}` from {where}"
 
 
 def _fullest_example(resource: str) -> tuple[str, str]:
-    """The sample with the most fields, parsed."""
+    """The sample with the most fields, parsed, as JSON in short lines."""
     found = []
     for topic in samples.topics():
         if topics.lookup(topic).table == f"shopify_{resource}":
             found.append((topic, dict(parse(envelope(samples.load(topic), topic)).parsed)))
     topic, parsed = max(found, key=lambda pair: len(pair[1]))
-    return topic, json.dumps(parsed, ensure_ascii=False)
+    lines = ["{"]
+    for name, value in parsed.items():
+        item = f'"{name}": {json.dumps(value, ensure_ascii=False)}, '
+        if lines == ["{"] or len(lines[-1] + item) > 100:
+            lines.append("  ")
+        lines[-1] += item
+    lines[-1] = lines[-1].removesuffix(", ")
+    return topic, "\n".join([*(line.rstrip() for line in lines), "}"])
 
 
 @cache
