@@ -112,7 +112,7 @@ def run(console: Console) -> bool:
             return _played(Demo(stack=stack, console=console))
         finally:
             with console.status("Stopping"):
-                stack.stop()
+                stack.remove()
 
 
 def _played(demo: Demo) -> bool:

@@ -9,11 +9,9 @@ import atexit
 import contextlib
 import fcntl
 import os
-import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -34,6 +32,7 @@ from dev.postgres_binaries import (
     spawn,
     temp_dir,
 )
+from dev.processes import Watcher, free_port
 
 __all__ = ["SUPERUSER", "PostgresError", "Server", "find_binaries"]
 
@@ -51,9 +50,6 @@ _ALWAYS: Final = {
     "log_timezone": "UTC",
 }
 _FORGETFUL: Final = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-# Its standard input is a pipe whose other end the kernel closes when the owner dies. Not
-# PR_SET_PDEATHSIG: that fires when the starting thread ends, and macOS has none.
-_WATCHER: Final = 'read -r _; kill -s INT "$1"'
 
 
 class Server:
@@ -81,7 +77,7 @@ class Server:
         self._owner_pid = 0
         self._claim: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
+        self._watcher: Watcher | None = None
 
     @property
     def pid(self) -> int | None:
@@ -120,8 +116,7 @@ class Server:
             _end(self._process, _SIGNALS[mode])
             self._process = None
         if self._watcher:
-            self._watcher.kill()
-            self._watcher.communicate()
+            self._watcher.close()
             self._watcher = None
         if self._claim:
             fcntl.flock(self._claim, fcntl.LOCK_UN)
@@ -151,7 +146,7 @@ class Server:
         self.stop()
 
     def _launch(self, binaries: Path, log: IO[bytes]) -> None:
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         settings = self._settings | {"port": str(self.port)}
         options = [f"--{name}={value}" for name, value in settings.items()]
         command = [binaries / "postgres", "-D", self._cluster.resolve(), *options]
@@ -159,8 +154,7 @@ class Server:
         self._owner_pid = os.getpid()
         atexit.register(self._stop_at_exit)
         self._process = spawn(command, stdin=subprocess.DEVNULL, stdout=log)
-        watch = ["/bin/sh", "-c", _WATCHER, "watcher", str(self._process.pid)]
-        self._watcher = spawn(watch, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self._watcher = Watcher(self._process.pid, "INT")
         self._await_ready(log_start)
 
     def _await_ready(self, log_start: int) -> None:
@@ -246,10 +240,20 @@ def _prepare(binaries: Path, data_dir: Path) -> None:
         if in_place:
             draft.rename(cluster)
         else:
+            _sweep(home)
             cluster.symlink_to(draft)
+            (draft / "data_dir").symlink_to(data_dir)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def _sweep(home: Path) -> None:
+    """Delete the clusters in the temporary directory whose data directory was deleted."""
+    for cluster in home.glob("hookledger-cluster-*"):
+        data_dir = cluster / "data_dir"
+        if data_dir.is_symlink() and not (data_dir / "cluster").exists():
+            shutil.rmtree(cluster, ignore_errors=True)
 
 
 def _initdb(binaries: Path, cluster: Path, password: bytes) -> None:
@@ -274,16 +278,3 @@ def _end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_SECONDS)
             return
-
-
-def _free_port() -> int:
-    """A free port, from below those that the system gives to outgoing connections.
-
-    One of theirs could be taken while the server is stopped.
-    """
-    while True:
-        port = random.randrange(15000, 32000)  # noqa: S311 -- no secret
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return port

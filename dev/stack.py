@@ -88,6 +88,12 @@ class Stack:
         self._stopping.set()
         self._undo.close()
 
+    def remove(self) -> None:
+        """Stops everything and deletes the databases."""
+        self.stop()
+        for server in self._servers.values():
+            server.remove()
+
     def describe(self) -> dict[str, Any]:
         """What stack.json says."""
         return {

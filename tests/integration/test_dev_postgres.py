@@ -260,6 +260,22 @@ def test_root_below_a_private_home(place: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @as_root
+def test_a_cluster_elsewhere_goes_when_its_data_directory_is_gone(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, temp = place / "home", place / "temp"
+    home.mkdir(mode=0o700)
+    temp.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))
+    for name in ("deleted", "kept"):
+        Server(home / name, durable=False).start().stop()
+    shutil.rmtree(home / "deleted")
+    with running(home / "new"):
+        left = {path.name for path in temp.glob("hookledger-cluster-*")}
+        assert left == {(home / name / "cluster").resolve().name for name in ("kept", "new")}
+
+
+@as_root
 def test_an_ordinary_user(place: Path) -> None:
     """`nobody` runs the launcher itself, with the system's Python: ours may be out of reach."""
     nobody = pwd.getpwnam("nobody")
