@@ -15,7 +15,7 @@ class Watcher:
     """Sends `signal_name` to `pid` (negative: to a process group) when this process dies."""
 
     def __init__(self, pid: int, signal_name: str) -> None:
-        self._process: Final = subprocess.Popen(
+        self._process = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, "watcher", signal_name, str(pid)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -23,6 +23,11 @@ class Watcher:
             cwd="/",
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """The watcher's own process id."""
+        return self._process.pid
 
     def close(self) -> None:
         """The watched process has ended; there is nothing left to watch."""
