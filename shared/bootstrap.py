@@ -10,7 +10,9 @@ from typing import Any, Final, Generic, TypeVar
 from shared import config, db, log, migrate, receive, secrets
 from shared.directory import Directory
 from shared.failures import Failures
+from shared.incidents import Incidents
 from shared.ingest import Ingester
+from shared.leases import Leases
 from shared.pipeline import Pipeline
 from shared.publish import Publisher
 from shared.receive import Receiver
@@ -73,6 +75,8 @@ class Core:
     settings: config.Settings
     application: db.Pool
     failures: Failures
+    leases: Leases
+    incidents: Incidents
     keyring: secrets.Keyring
     directory: Directory
     tenants: db.Tenants
@@ -80,7 +84,13 @@ class Core:
 
     def replayer(self) -> Replayer:
         """Replays failed events."""
-        return Replayer(self.failures, self.pipeline, batch_limit=self.settings.retry_batch_limit)
+        return Replayer(
+            self.leases,
+            self.incidents,
+            self.pipeline,
+            batch_limit=self.settings.retry_batch_limit,
+            parallelism=self.settings.replay_parallelism,
+        )
 
     def ingester(self) -> Ingester:
         """Takes in messages."""
@@ -119,6 +129,8 @@ def core(environ: Mapping[str, str]) -> Core:
         settings=settings,
         application=application,
         failures=_failures(settings, application),
+        leases=Leases(application, lease_seconds=settings.lease_seconds),
+        incidents=Incidents(application, lease_seconds=settings.lease_seconds),
         keyring=keyring,
         directory=directory,
         tenants=tenants,
@@ -157,8 +169,4 @@ def _settings(environ: Mapping[str, str], require: tuple[str, ...]) -> config.Se
 
 
 def _failures(settings: config.Settings, application: db.Pool) -> Failures:
-    return Failures(
-        application,
-        max_retries=settings.retry_max_retries,
-        lease_seconds=settings.lease_seconds,
-    )
+    return Failures(application, max_retries=settings.retry_max_retries)

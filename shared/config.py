@@ -90,6 +90,7 @@ class Settings:
     retry_max_retries: int = _setting(
         5, "failed replays until a new failed event is given up", parse=_whole
     )
+    replay_parallelism: int = _setting(8, "tenants replayed at the same time", parse=_whole)
     lease_seconds: int = _setting(
         120, "how long a claim holds; longer than the longest single replay", parse=_whole
     )

@@ -7,7 +7,7 @@ nothing; while that database is unreachable, what was remembered is used however
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -16,17 +16,25 @@ from psycopg.rows import class_row
 from shared import db, log
 from shared.errors import (
     AmbiguousShopError,
-    PermanentError,
+    DirectoryUnavailableError,
+    HookledgerError,
     StorageConfigurationError,
+    TenantPaused,
     UnknownShopError,
 )
 from shared.secrets import Keyring
+
+T = TypeVar("T")
 
 FOUND_SECONDS: Final = 60
 MISSED_SECONDS: Final = 5
 
 _CONNECTIONS: Final = """
-select id, organization_id, status from shopify_shopifyconnection
+select id, organization_id, status,
+       exists (select from subscriber_tenantincident i
+               where i.tenant = c.organization_id and i.ended_at is null
+                 and i.kind = 'paused') as is_paused
+from shopify_shopifyconnection c
 where myshopify_domain = %(shop_domain)s order by id"""
 
 # The first database of type shopify, else the first that is named so.
@@ -99,6 +107,7 @@ class _Connection:
     id: int
     organization_id: str
     status: str
+    is_paused: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +125,7 @@ class _Database:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Remembered:
-    answer: Route | PermanentError
+    answer: Route | HookledgerError
     fresh_until: float
 
 
@@ -142,8 +151,9 @@ class Directory:
     def route(self, shop_domain: str) -> Route:
         """The shop's route.
 
-        Raises UnknownShopError, AmbiguousShopError, StorageConfigurationError, and, when nothing
-        is remembered, whatever an unreachable application database raises.
+        Raises UnknownShopError, AmbiguousShopError, StorageConfigurationError, TenantPaused, and,
+        while the application database is out of reach and nothing is remembered,
+        DirectoryUnavailableError.
         """
         remembered = self._known.get(shop_domain)
         if remembered is None or self._clock() >= remembered.fresh_until:
@@ -162,18 +172,18 @@ class Directory:
 
     def organizations(self) -> list[str]:
         """Every organization that has a tenant database, in the order of their names."""
-        return self._application.run(
+        return self._ask(
             lambda connection: [row[0] for row in connection.execute(_ORGANIZATIONS).fetchall()]
         )
 
     def target(self, organization_id: str) -> db.Target:
         """The organization's tenant database; raises StorageConfigurationError."""
-        return self._application.run(lambda connection: self._target(connection, organization_id))
+        return self._ask(lambda connection: self._target(connection, organization_id))
 
     def _remember(self, shop_domain: str, old: _Remembered | None) -> _Remembered:
         try:
             answer = self._found(shop_domain)
-        except db.UNREACHABLE as error:
+        except DirectoryUnavailableError as error:
             if old is None:
                 raise
             log.warning("directory.stale", error, shop_domain=shop_domain)
@@ -183,16 +193,32 @@ class Directory:
         self._known[shop_domain] = remembered
         return remembered
 
-    def _found(self, shop_domain: str) -> Route | PermanentError:
+    def _found(self, shop_domain: str) -> Route | HookledgerError:
         try:
-            return self._application.run(lambda connection: self._look_up(connection, shop_domain))
-        except PermanentError as error:
+            return self._ask(lambda connection: self._look_up(connection, shop_domain))
+        except DirectoryUnavailableError:
+            raise
+        except HookledgerError as error:
             return error
+
+    def _ask(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+        try:
+            return self._application.run(work)
+        except db.UNREACHABLE as error:
+            raise DirectoryUnavailableError(
+                "The application database could not be asked where the events go."
+            ) from error
 
     def _look_up(self, connection: psycopg.Connection[Any], shop_domain: str) -> Route:
         with connection.cursor(row_factory=class_row(_Connection)) as cursor:
             matches = cursor.execute(_CONNECTIONS, {"shop_domain": shop_domain}).fetchall()
-        organization_id = _only(matches, shop_domain).organization_id
+        match = _only(matches, shop_domain)
+        if match.is_paused:
+            raise TenantPaused(
+                f"Organization {match.organization_id} is paused. Its events wait here until "
+                "`manage.py unpause`."
+            )
+        organization_id = match.organization_id
         return Route(
             organization_id=organization_id, target=self._target(connection, organization_id)
         )

@@ -64,6 +64,18 @@ class StorageConfigurationError(PermanentError):
     code = "storage_configuration"
 
 
+class TenantPaused(TransientError):
+    """An operator holds this organization's events in the failure ledger."""
+
+    code = "tenant_paused"
+
+
+class DirectoryUnavailableError(TransientError):
+    """The application database could not be asked where the shop's events go."""
+
+    code = "directory_unavailable"
+
+
 class EventCollisionError(PermanentError):
     """One event id, two different bodies. Neither overwrites the other."""
 

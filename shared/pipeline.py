@@ -25,6 +25,11 @@ class Pipeline:
         pool = self._tenants.pool(route.target)
         return store.store(pool, route.organization_id, envelope, event, dry_run=dry_run)
 
+    def probe(self, organization_id: str) -> None:
+        """Asks the organization's tenant database for nothing; raises why it does not answer."""
+        pool = self._tenants.pool(self._directory.target(organization_id))
+        pool.run(lambda connection: connection.execute("select 1"))
+
     def organization(self, shop_domain: str) -> str | None:
         """The shop's organization, as far as it is known without asking."""
         return self._directory.organization(shop_domain)

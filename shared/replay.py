@@ -2,16 +2,22 @@
 
 import json
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
+
+from shared import db, log, redact
 from shared import envelope as envelopes
-from shared import log
 from shared.errors import EventCollisionError
-from shared.failures import FailedEvent, Failures, Verdict
+from shared.incidents import Incidents
+from shared.leases import Claim, FailedEvent, Leases, Verdict
 from shared.model import Envelope
 from shared.pipeline import Pipeline
 
@@ -37,6 +43,14 @@ class Report:
     dry_run: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)  # of a dry run
 
+    def add(self, counts: Counter[str]) -> None:
+        """Adds what one batch did, counted by verdicts and "deferred"."""
+        self.resolved += counts[Verdict.RESOLVED]
+        self.failed += counts[Verdict.RESCHEDULED] + counts[Verdict.FAILED]
+        self.retried = self.resolved + self.failed
+        self.deferred += counts["deferred"]
+        self.lost += counts[Verdict.LOST]
+
     def as_json(self) -> dict[str, Any]:
         """The retry function's answer; the rows are there in a dry run only."""
         answer = asdict(self)
@@ -60,20 +74,33 @@ def read_request(body: bytes) -> Request:
     return Request(**asked)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the replays of one batch have in common."""
+
+    token: UUID
+    started_at: datetime  # of the run, by the database's clock
+    deadline: float  # by our own; no replay starts after it
+
+
 class Replayer:
-    """Replays failed events in batches."""
+    """Replays failed events in batches: tenants side by side, each one's rows one after another."""
 
     def __init__(
         self,
-        failures: Failures,
+        leases: Leases,
+        incidents: Incidents,
         pipeline: Pipeline,
         *,
         batch_limit: int,
+        parallelism: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._failures = failures
+        self._leases = leases
+        self._incidents = incidents
         self._pipeline = pipeline
         self._batch_limit = batch_limit
+        self._parallelism = parallelism
         self._clock = clock
 
     def run(self, request: Request, *, budget_seconds: float) -> Report:
@@ -86,14 +113,20 @@ class Replayer:
             return self._rehearse(request)
         report = Report()
         deadline = self._clock() + budget_seconds
-        started_at = self._failures.now()
+        started_at = self._leases.run_started()
         self._reap()
+        self._probe_tenants_without_canary(started_at)
         while self._clock() < deadline and (size := self._batch_size(request, report)):
             token = uuid4()
-            rows = self._failures.claim(token, size, request.event_id)
-            if not rows:
+            claims = self._leases.claim(token, size, request.event_id)
+            if not claims:
                 break
-            self._replay_batch(token, rows, started_at, deadline, report)
+            report.add(
+                self._replay_batch(
+                    Run(token=token, started_at=started_at, deadline=deadline), claims
+                )
+            )
+        self._leases.run_finished()
         log.info("replay.finished", **report.as_json())
         return report
 
@@ -103,34 +136,67 @@ class Replayer:
         return min(self._batch_limit, request.limit - report.retried - report.lost)
 
     def _reap(self) -> None:
-        for row in self._failures.reap():
+        for row in self._leases.reap():
             log.warning(
                 "lease.expired", failed_event=row.id, status=row.status, charged=row.charged
             )
 
-    def _replay_batch(
-        self, token: UUID, rows: list[int], started_at: datetime, deadline: float, report: Report
-    ) -> None:
-        for place, row in enumerate(rows):
-            if self._clock() >= deadline:
-                report.deferred += self._failures.release(token, rows[place:])
-                return
-            with log.bound(failed_event=row):
-                verdict = self._replay(token, row, started_at)
-            match verdict:
-                case Verdict.RESOLVED:
-                    report.resolved += 1
-                case Verdict.RESCHEDULED | Verdict.FAILED:
-                    report.failed += 1
-                case Verdict.LOST:
-                    report.lost += 1
-            report.retried = report.resolved + report.failed
+    def _probe_tenants_without_canary(self, started_at: datetime) -> None:
+        """Asks tenants whose failed events have all been given up whether they are back."""
+        for tenant in self._incidents.without_canary():
+            self._probe(tenant, started_at)
 
-    def _replay(self, token: UUID, row: int, started_at: datetime) -> Verdict:
-        failed_event = self._failures.start(token, row)
+    def _replay_batch(self, run: Run, claims: list[Claim]) -> Counter[str]:
+        """Tenants side by side, as many as may be."""
+        tenants = defaultdict[str, list[Claim]](list)
+        for claim in claims:
+            tenants[claim.tenant].append(claim)
+        with ThreadPoolExecutor(self._parallelism, thread_name_prefix="replay") as threads:
+            return sum(threads.map(partial(self._replay_tenant, run), tenants.values()), Counter())
+
+    def _replay_tenant(self, run: Run, claims: list[Claim]) -> Counter[str]:
+        """One tenant's rows, one after another, until its database is found to be unavailable."""
+        counts = Counter[str]()
+        for place, claim in enumerate(claims):
+            if self._clock() >= run.deadline:
+                return counts + self._deferred(run, claims[place:])
+            with log.bound(failed_event=claim.id):
+                verdict, error = self._replay(run, claim.id)
+            counts[verdict] += 1
+            if error is not None and db.is_connection_failure(error):
+                self._incidents.unavailable(claim.tenant, run.started_at, redact.message(error))
+                return counts + self._deferred(run, claims[place + 1 :])
+            if claim.is_canary and verdict is not Verdict.LOST:
+                self._hear(claim.tenant, run.started_at, error)
+        return counts
+
+    def _deferred(self, run: Run, claims: list[Claim]) -> Counter[str]:
+        return Counter(deferred=self._leases.release(run.token, [claim.id for claim in claims]))
+
+    def _hear(self, tenant: str, started_at: datetime, error: Exception | None) -> None:
+        """What a canary's replay says of its tenant: any answer of the database is a good one."""
+        if error is None or isinstance(error, psycopg.Error | EventCollisionError):
+            self._incidents.answered(tenant)
+        else:
+            # It failed before it came to the database, and says nothing about it.
+            self._probe(tenant, started_at)
+
+    def _probe(self, tenant: str, started_at: datetime) -> None:
+        try:
+            self._pipeline.probe(tenant)
+        except Exception as error:  # noqa: BLE001 - any other failure is none of the connection
+            if db.is_connection_failure(error):
+                self._incidents.unavailable(tenant, started_at, redact.message(error))
+                return
+            log.warning("incident.probe_failed", error, organization_id=tenant)
+        self._incidents.answered(tenant)
+
+    def _replay(self, run: Run, row: int) -> tuple[Verdict, Exception | None]:
+        """The verdict on one row, and the error that led to it."""
+        failed_event = self._leases.start(run.token, row)
         if failed_event is None:
             log.warning("lease.lost", before="replay")
-            return Verdict.LOST
+            return Verdict.LOST, None
         envelope = failed_event.as_envelope()
         with log.bound(
             event_id=envelope.event_id,
@@ -142,12 +208,14 @@ class Replayer:
             try:
                 self._apply(envelope)
             except Exception as error:  # noqa: BLE001 - every failure has its verdict
-                verdict = self._failures.reschedule(token, row, started_at, error, envelope.topic)
+                verdict = self._leases.reschedule(
+                    run.token, row, run.started_at, error, envelope.topic
+                )
                 log.warning("replay.failed", error, verdict=verdict)
-            else:
-                verdict = self._failures.resolve(token, row, started_at)
-                log.info("replay.succeeded", verdict=verdict)
-        return verdict
+                return verdict, error
+            verdict = self._leases.resolve(run.token, row, run.started_at)
+            log.info("replay.succeeded", verdict=verdict)
+            return verdict, None
 
     def _apply(self, envelope: Envelope) -> None:
         try:
@@ -159,9 +227,7 @@ class Replayer:
     def _rehearse(self, request: Request) -> Report:
         """The writes of due rows, each rolled back: what a run would do, and nothing else."""
         report = Report(dry_run=True)
-        for failed_event in self._failures.due(
-            request.limit or self._batch_limit, request.event_id
-        ):
+        for failed_event in self._leases.due(request.limit or self._batch_limit, request.event_id):
             report.rows.append(self._rehearsed(failed_event))
             report.retried += 1
         report.resolved = sum("error_type" not in row for row in report.rows)

@@ -22,6 +22,11 @@ from shared import db, migrate
 from shared.errors import EventCollisionError
 from shared.model import Envelope, Event, LedgerOutcome, Outcome, SnapshotOutcome
 
+# The source version of a state, of a row called {row}. The one place that says what is newer.
+_VERSION: Final = """(
+  coalesce({row}.source_updated_at, '-infinity'), {row}.is_deleted,
+  coalesce({row}.source_triggered_at, '-infinity'), coalesce({row}.event_id, '') collate "C")"""
+
 # A known event keeps its row; only received_at follows a duplicate, as in the earlier system.
 _LEDGER: Final = """
 with input as materialized (
@@ -72,12 +77,7 @@ _SNAPSHOT: Final = """, state as (
              case when newer then excluded.source_updated_at else s.source_updated_at end,
              case when newer then excluded.source_triggered_at else s.source_triggered_at end,
              case when newer then excluded.event_id else s.event_id end
-      from (select (excluded.source_updated_at, excluded.is_deleted,
-                    coalesce(excluded.source_triggered_at, '-infinity'),
-                    excluded.event_id collate "C")
-                 > (coalesce(s.source_updated_at, '-infinity'), s.is_deleted,
-                    coalesce(s.source_triggered_at, '-infinity'),
-                    coalesce(s.event_id, '') collate "C") as newer) version),
+      from (select {incoming} > {present} as newer) version),
     last_seen_at = greatest(s.last_seen_at, excluded.last_seen_at)
   returning s.xmax = 0 as inserted, s.event_id = %(event_id)s as ours
 )
@@ -106,7 +106,7 @@ def store(
     if a migration is pending. Raises EventCollisionError when the id is known with another body,
     and what psycopg raises.
     """
-    write = partial(_write, _parameters(organization_id, envelope, event), event, dry_run)
+    write = partial(_write, parameters(organization_id, envelope, event), event, dry_run)
     try:
         return pool.run(write)
     except pg.UndefinedTable:
@@ -118,12 +118,12 @@ def store(
 
 
 def _write(
-    parameters: dict[str, Any], event: Event, dry_run: bool, connection: psycopg.Connection[Any]
+    values: dict[str, Any], event: Event, dry_run: bool, connection: psycopg.Connection[Any]
 ) -> Outcome:
     snapshot_table = event.table if event.resource_id is not None else None
     kept = connection.transaction(force_rollback=True) if dry_run else nullcontext()
     with kept, connection.cursor(row_factory=class_row(_Row)) as cursor:
-        return _outcome(cursor.execute(_statement(snapshot_table), parameters).fetchone())
+        return _outcome(cursor.execute(statement(snapshot_table), values).fetchone())
 
 
 def _outcome(row: _Row | None) -> Outcome:
@@ -147,14 +147,22 @@ def _snapshot_outcome(row: _Row) -> SnapshotOutcome:
     return SnapshotOutcome.UPDATED if row.inserted and row.ours else SnapshotOutcome.STALE
 
 
+def version(row: str) -> sql.Composed:
+    """The source version of a row of that name, to compare with another's or to sort by."""
+    return sql.SQL(_VERSION).format(row=sql.Identifier(row))
+
+
 @cache
-def _statement(table: str | None) -> sql.Composed:
+def statement(table: str | None) -> sql.Composed:
     """The statement for one snapshot table of the closed set, or for the event ledger alone."""
     text: LiteralString = _LEDGER + (_LEDGER_ONLY if table is None else _SNAPSHOT)
-    return sql.SQL(text).format(table=sql.Identifier(table or ""))
+    return sql.SQL(text).format(
+        table=sql.Identifier(table or ""), incoming=version("excluded"), present=version("s")
+    )
 
 
-def _parameters(organization_id: str, envelope: Envelope, event: Event) -> dict[str, Any]:
+def parameters(organization_id: str, envelope: Envelope, event: Event) -> dict[str, Any]:
+    """The statement's parameters."""
     return {
         "organization_id": organization_id,
         "event_id": envelope.event_id,

@@ -82,7 +82,7 @@ def named_rules(text: str) -> dict[str, Rules]:
     return {name: rules(rule or name) for name, _, rule in words}
 
 
-def _row(  # noqa: PLR0913 - a column each
+def _row(
     prefix: str,
     clocked: str = "",
     bare: str = "",

@@ -116,6 +116,14 @@ class World:
         (row,) = self.failed_events()
         return row
 
+    def incidents(self) -> list[dict[str, Any]]:
+        """All incidents, but for times that may be infinite."""
+        return self.app(
+            "select id, tenant, kind, started_at, last_probe_at, probe_count, ended_at, cause,"
+            " nullif(next_probe_at, 'infinity') as next_probe_at"
+            " from subscriber_tenantincident order by id"
+        )
+
     def attempts(self) -> list[dict[str, Any]]:
         """The history of replays."""
         return self.app("select * from subscriber_replayattempt order by id")
@@ -131,6 +139,13 @@ class World:
             " set next_retry_at = now() - interval '1 second'"
             " where id = %(row)s and status = 'pending'",
             row=row,
+        )
+
+    def make_probe_due(self) -> None:
+        """Lets the next probe of every incident come due now."""
+        self.app(
+            "update subscriber_tenantincident set next_probe_at = now() - interval '1 second'"
+            " where ended_at is null and kind = 'unavailable'"
         )
 
     def expire_lease(self, row: int) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 
-import psycopg
 import pytest
 from cryptography.fernet import Fernet
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -12,6 +11,7 @@ from shared.directory import FOUND_SECONDS, MISSED_SECONDS, Directory
 from shared.errors import (
     AmbiguousShopError,
     ConfigurationError,
+    DirectoryUnavailableError,
     PermanentError,
     StorageConfigurationError,
     UnknownShopError,
@@ -197,7 +197,7 @@ def test_a_stale_answer_is_used_while_the_application_database_is_gone(world, fi
     application.close()
     clock.now = 10 * FOUND_SECONDS
     assert find(SHOP) == known
-    with pytest.raises(psycopg.OperationalError):
+    with pytest.raises(DirectoryUnavailableError):
         find("other.myshopify.com")
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -10,7 +9,8 @@ import pytest
 
 from shared.envelope import from_message
 from shared.errors import StorageConfigurationError, UnknownShopError
-from shared.failures import Verdict, fingerprint
+from shared.faults import fingerprint
+from shared.leases import Verdict
 from tests.world import NOW, ORGANIZATION, SHOP, World, envelope, message
 
 SOURCES_QUERIES = """
@@ -62,8 +62,8 @@ def test_a_failed_event_holds_all_that_a_replay_needs(world, failures):
     assert (kept["next_retry_at"], kept["last_attempted_at"], kept["resolved_at"]) == (None,) * 3
     assert kept["due_at"] == kept["created_at"]
     token = uuid4()
-    failures.claim(token, 1)
-    assert failures.start(token, row).as_envelope() == sent
+    world.core.leases.claim(token, 1)
+    assert world.core.leases.start(token, row).as_envelope() == sent
 
 
 def test_the_owner_is_the_one_given_else_the_shops_first_connection_else_nobody(world, failures):
@@ -93,7 +93,7 @@ def test_a_second_delivery_adds_an_occurrence_and_refreshes_the_error_only(world
     sent = envelope()
     row = failures.record(sent, RuntimeError("first"))
     token = uuid4()
-    failures.claim(token, 1)
+    world.core.leases.claim(token, 1)
     before = world.failed_event()
     assert failures.record(replace(sent, trace_id="f" * 32), UnknownShopError("second")) == row
     after = world.failed_event()
@@ -109,7 +109,9 @@ def test_a_second_delivery_adds_an_occurrence_and_refreshes_the_error_only(world
         "updated_at",
     }
     assert (after["occurrences"], after["error_type"]) == (2, "UnknownShopError")
-    assert failures.resolve(token, row, NOW) is Verdict.RESOLVED, "the lease was left alone"
+    assert world.core.leases.resolve(token, row, NOW) is Verdict.RESOLVED, (
+        "the lease was left alone"
+    )
 
 
 def test_a_second_body_under_one_id_gets_a_row_of_its_own(world, failures):
@@ -183,221 +185,6 @@ def test_failures_of_one_kind_have_one_fingerprint():
     assert a != fingerprint("Y", "c", 'row 17 of "orders" failed', "orders/create")
 
 
-# Claiming
-
-
-def test_what_is_due_longest_comes_first(world, failures):
-    rows = [world.fail() for _ in range(4)]
-    for place, row in enumerate((rows[2], rows[0], rows[3], rows[1])):
-        world.app(
-            "update subscriber_subscriberfailedevent"
-            " set next_retry_at = now() - make_interval(mins => %(age)s) where id = %(row)s",
-            age=10 - place,
-            row=row,
-        )
-    assert failures.claim(uuid4(), 3) == [rows[2], rows[0], rows[3]]
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        "next_retry_at = now() + interval '1 minute'",
-        "status = 'failed'",
-        "status = 'resolved', resolution = 'operator', resolved_at = now()",
-        "lease_token = gen_random_uuid(), leased_until = now() + interval '1 minute'",
-        "lease_token = gen_random_uuid(), leased_until = now() - interval '1 minute'",
-    ],
-)
-def test_only_due_pending_unleased_rows_are_claimed_and_naming_one_changes_nothing(
-    world, failures, state
-):
-    row = world.fail()
-    world.app("update subscriber_subscriberfailedevent set " + state)
-    assert failures.claim(uuid4(), 10) == []
-    assert failures.claim(uuid4(), 10, row) == []
-
-
-def test_naming_a_row_claims_that_row_only(world, failures):
-    rows = [world.fail() for _ in range(3)]
-    assert failures.claim(uuid4(), 10, rows[1]) == [rows[1]]
-
-
-def test_two_claims_at_once_never_meet(world, failures):
-    rows = {world.fail() for _ in range(6)}
-    with psycopg.connect(world.app_url) as other, other.transaction():
-        other.execute(
-            "select 1 from subscriber_subscriberfailedevent order by id limit 2 for update"
-        )
-        assert len(failures.claim(uuid4(), 10)) == 4, "locked rows are passed over"
-    assert set(failures.claim(uuid4(), 10)) < rows
-    assert failures.claim(uuid4(), 10) == []
-
-
-# Leases and verdicts
-
-
-def leased(world: World) -> tuple[Any, int]:
-    token, row = uuid4(), world.fail()
-    assert world.core.failures.claim(token, 1) == [row]
-    return token, row
-
-
-def test_starting_opens_an_attempt_and_renews_the_lease(world, failures):
-    token, row = leased(world)
-    world.expire_lease(row)
-    assert failures.start(token, row).id == row
-    (attempt,) = world.attempts()
-    assert (attempt["failed_event_id"], attempt["attempt"]) == (row, 1)
-    assert (attempt["lease_token"], attempt["finished_at"]) == (token, None)
-    assert failures.reap() == [], "the lease is fresh again"
-
-
-@pytest.mark.parametrize("verdict", ["start", "resolve", "reschedule", "release"])
-def test_whoever_does_not_hold_the_lease_changes_nothing(world, failures, verdict):
-    token, row = leased(world)
-    failures.start(token, row)
-    before = world.failed_event(), world.attempts()
-    stranger = uuid4()
-    answer = {
-        "start": lambda: failures.start(stranger, row),
-        "resolve": lambda: failures.resolve(stranger, row, NOW),
-        "reschedule": lambda: failures.reschedule(stranger, row, NOW, RuntimeError("x"), "t"),
-        "release": lambda: failures.release(stranger, [row]),
-    }[verdict]()
-    assert answer in (None, Verdict.LOST, 0)
-    assert (world.failed_event(), world.attempts()) == before
-
-
-@pytest.mark.parametrize("verdict", ["start", "resolve", "reschedule", "release"])
-def test_no_verdict_moves_a_row_that_is_no_longer_pending(world, failures, verdict):
-    token, row = leased(world)
-    failures.start(token, row)
-    failures.resolve(token, row, NOW)
-    before = world.failed_event()
-    answer = {
-        "start": lambda: failures.start(token, row),
-        "resolve": lambda: failures.resolve(token, row, NOW),
-        "reschedule": lambda: failures.reschedule(token, row, NOW, RuntimeError("x"), "t"),
-        "release": lambda: failures.release(token, [row]),
-    }[verdict]()
-    assert answer in (None, Verdict.LOST, 0)
-    assert world.failed_event() == before
-
-
-def test_a_released_row_is_due_again_uncharged(world, failures):
-    token, row = leased(world)
-    assert failures.release(token, [row]) == 1
-    kept = world.failed_event()
-    assert (kept["status"], kept["retry_count"], kept["lease_token"]) == ("pending", 0, None)
-    assert failures.claim(uuid4(), 1) == [row]
-
-
-def test_an_expired_lease_on_a_row_that_nobody_started_costs_nothing(world, failures):
-    _, row = leased(world)
-    world.expire_lease(row)
-    (reaped,) = failures.reap()
-    assert (reaped.id, reaped.status, reaped.charged) == (row, "pending", False)
-    kept = world.failed_event()
-    assert (kept["retry_count"], kept["error_type"], kept["next_retry_at"]) == (
-        0,
-        "RuntimeError",
-        None,
-    )
-    assert failures.claim(uuid4(), 1) == [row]
-
-
-def test_an_expired_lease_on_a_started_row_is_a_failed_replay(world, failures):
-    token, row = leased(world)
-    failures.start(token, row)
-    world.expire_lease(row)
-    (reaped,) = failures.reap()
-    assert (reaped.id, reaped.status, reaped.charged) == (row, "pending", True)
-    kept = world.failed_event()
-    assert (kept["retry_count"], kept["error_type"], kept["error_code"]) == (
-        1,
-        "WorkerLost",
-        "worker_lost",
-    )
-    assert kept["next_retry_at"] - kept["updated_at"] == timedelta(minutes=2)
-    (attempt,) = world.attempts()
-    assert (attempt["outcome"], attempt["error_type"]) == ("lost", "WorkerLost")
-    assert kept["last_attempted_at"] == attempt["started_at"]
-    assert failures.resolve(token, row, NOW) is Verdict.LOST, "a late verdict is refused"
-
-
-def test_an_event_that_kills_its_worker_runs_out_of_retries(world, failures):
-    row = world.fail()
-    for _ in range(5):
-        token = uuid4()
-        world.make_due(row)
-        failures.claim(token, 1)
-        failures.start(token, row)
-        world.expire_lease(row)
-        (reaped,) = failures.reap()
-    assert reaped.status == "failed"
-    kept = world.failed_event()
-    assert (kept["retry_count"], kept["next_retry_at"]) == (5, None)
-
-
-def test_a_live_lease_is_left_alone(world, failures):
-    token, row = leased(world)
-    assert failures.reap() == []
-    assert failures.start(token, row) is not None
-
-
-# The schedule
-
-
-@pytest.mark.parametrize(
-    ("max_retries", "delays"),
-    [
-        (5, [2, 4, 8, 16, None]),
-        (1, [None]),
-        (8, [2, 4, 8, 16, 32, 60, 60, None]),
-    ],
-)
-def test_each_failed_replay_takes_the_next_step_of_the_schedule(
-    world, failures, max_retries, delays
-):
-    row = world.fail()
-    world.app("update subscriber_subscriberfailedevent set max_retries = %(n)s", n=max_retries)
-    for count, minutes in enumerate(delays, 1):
-        token = uuid4()
-        world.make_due(row)
-        assert failures.claim(token, 1) == [row]
-        failures.start(token, row)
-        run_started_at = failures.now() - timedelta(seconds=9)
-        error = ValueError(f"attempt number {count}")
-        verdict = failures.reschedule(token, row, run_started_at, error, "orders/create")
-        kept = world.failed_event()
-        assert kept["retry_count"] == count
-        assert kept["last_attempted_at"] == run_started_at
-        assert (kept["error_type"], kept["error_message"]) == ("ValueError", str(error))
-        assert str(error) in kept["traceback"]
-        if minutes is None:
-            assert (verdict, kept["status"], kept["next_retry_at"]) == (
-                Verdict.FAILED,
-                "failed",
-                None,
-            )
-        else:
-            assert (verdict, kept["status"]) == (Verdict.RESCHEDULED, "pending")
-            assert kept["next_retry_at"] - kept["updated_at"] == timedelta(minutes=minutes)
-    outcomes = [attempt["outcome"] for attempt in world.attempts()]
-    assert outcomes == ["rescheduled"] * (len(delays) - 1) + ["failed"]
-
-
-def test_a_first_success_resolves_with_no_retry_counted(world, failures):
-    token, row = leased(world)
-    failures.start(token, row)
-    run_started_at = failures.now()
-    assert failures.resolve(token, row, run_started_at) is Verdict.RESOLVED
-    kept = world.failed_event()
-    assert (kept["status"], kept["resolution"], kept["retry_count"]) == ("resolved", "replayed", 0)
-    assert kept["resolved_at"] >= kept["last_attempted_at"] == run_started_at
-    assert [attempt["outcome"] for attempt in world.attempts()] == ["resolved"]
-
-
 @pytest.mark.parametrize(
     "forbidden",
     [
@@ -426,7 +213,7 @@ def test_connecting_a_shop_makes_all_its_unresolved_rows_due_staggered(world, fa
         row=rows[11],
     )
     token = uuid4()
-    failures.claim(token, 1)
+    world.core.leases.claim(token, 1)
     elsewhere = world.fail(envelope(shop_domain="other.myshopify.com"))
     assert failures.requeue_shop(SHOP, "new-owner") == 24
     kept = {row["id"]: row for row in world.failed_events()}

@@ -8,26 +8,36 @@ from uuid import uuid4
 
 import pytest
 
-from dev import samples
-from shared.failures import Failures
+from shared.leases import Leases
 from shared.model import Encoding
 from shared.replay import Replayer, Request
 from tests.world import NOW, World, envelope
+
+
+def replayer(world: World, *, leases: Leases | None = None, batch_limit=50, **options) -> Replayer:
+    core = world.core
+    return Replayer(
+        leases or core.leases,
+        core.incidents,
+        core.pipeline,
+        **{"batch_limit": batch_limit, "parallelism": 4} | options,
+    )
 
 
 def counts(report):
     return report.retried, report.resolved, report.failed, report.deferred, report.lost
 
 
-def test_a_healed_tenant_gets_its_events_and_the_rows_are_resolved(world):
-    world.break_tenant()
-    for topic in ("orders/create", "products/create", "customers/create"):
-        sent = envelope(samples.load(topic, "acme.myshopify.com"), topic)
-        world.fail(sent)
+def test_what_failed_is_stored_and_resolved_once_its_cause_is_gone(world):
+    world.tenant("alter table shopify_orders drop column parsed_payload")
+    for n in range(3):
+        world.fail(envelope({"id": n}))
     assert counts(world.retry()) == (3, 0, 3, 0, 0)
-    assert {row["retry_count"] for row in world.failed_events()} == {1}
+    assert {(row["retry_count"], row["error_code"]) for row in world.failed_events()} == {
+        (1, "42703")
+    }
     assert world.tenant("select 1 from shopify_events") == []
-    world.heal_tenant()
+    world.tenant("alter table shopify_orders add column parsed_payload jsonb")
     assert counts(world.retry()) == (0, 0, 0, 0, 0), "nothing is due for two minutes"
     for row in world.failed_events():
         world.make_due(row["id"])
@@ -39,7 +49,7 @@ def test_a_healed_tenant_gets_its_events_and_the_rows_are_resolved(world):
 def test_every_verdict_carries_the_start_of_the_run(world):
     world.fail()
     world.fail(envelope(shop_domain="nobody.myshopify.com"))
-    before = world.core.failures.now()
+    (before,) = world.app("select now()")[0].values()
     world.retry()
     started = {row["last_attempted_at"] for row in world.failed_events()}
     assert len(started) == 1
@@ -86,9 +96,9 @@ def test_what_cannot_be_decoded_runs_out_of_retries_with_its_bytes_kept(world):
 def test_limit_caps_the_rows_of_one_run_over_batches(world):
     for _ in range(7):
         world.fail()
-    replayer = Replayer(world.core.failures, world.core.pipeline, batch_limit=2)
-    assert counts(replayer.run(Request(limit=5), budget_seconds=60)) == (5, 5, 0, 0, 0)
-    assert counts(replayer.run(Request(), budget_seconds=60)) == (2, 2, 0, 0, 0)
+    retrier = replayer(world, batch_limit=2)
+    assert counts(retrier.run(Request(limit=5), budget_seconds=60)) == (5, 5, 0, 0, 0)
+    assert counts(retrier.run(Request(), budget_seconds=60)) == (2, 2, 0, 0, 0)
 
 
 def test_a_named_row_is_replayed_alone(world):
@@ -116,10 +126,8 @@ def test_naming_a_row_that_is_not_there_to_be_replayed_does_nothing(world, state
 def test_after_the_budget_nothing_starts_and_the_rest_is_given_back(world):
     rows = [world.fail() for _ in range(4)]
     seconds = itertools.chain([0, 0, 1, 2], itertools.repeat(99))
-    replayer = Replayer(
-        world.core.failures, world.core.pipeline, batch_limit=4, clock=lambda: next(seconds)
-    )
-    report = replayer.run(Request(), budget_seconds=10)
+    retrier = replayer(world, batch_limit=4, clock=lambda: next(seconds))
+    report = retrier.run(Request(), budget_seconds=10)
     assert counts(report) == (2, 2, 0, 2, 0)
     left = [row for row in world.failed_events() if row["status"] == "pending"]
     assert [row["id"] for row in left] == rows[2:]
@@ -131,8 +139,8 @@ def test_two_runs_at_once_replay_each_row_once(world):
     reports = []
 
     def run():
-        replayer = Replayer(world.core.failures, world.core.pipeline, batch_limit=3)
-        reports.append(replayer.run(Request(), budget_seconds=60))
+        retrier = replayer(world, batch_limit=3)
+        reports.append(retrier.run(Request(), budget_seconds=60))
 
     workers = [threading.Thread(target=run) for _ in range(4)]
     for worker in workers:
@@ -144,11 +152,11 @@ def test_two_runs_at_once_replay_each_row_once(world):
     assert {row["status"] for row in world.failed_events()} == {"resolved"}
 
 
-class Interrupted(Failures):
+class Interrupted(Leases):
     """A ledger whose worker loses its lease at the given step, as after a long pause."""
 
     def __init__(self, world: World, step: str) -> None:
-        super().__init__(world.core.application, max_retries=5, lease_seconds=120)
+        super().__init__(world.core.application, lease_seconds=120)
         self._world, self._step = world, step
 
     def start(self, token, row):
@@ -163,14 +171,14 @@ class Interrupted(Failures):
 
     def _lose(self, row):
         self._world.expire_lease(row)
-        self._world.core.failures.reap()
+        self._world.core.leases.reap()
 
 
 @pytest.mark.parametrize(("step", "charged"), [("start", 0), ("verdict", 1)])
 def test_a_worker_that_lost_its_lease_gives_no_verdict(world, step, charged):
     world.fail()
-    replayer = Replayer(Interrupted(world, step), world.core.pipeline, batch_limit=50)
-    assert counts(replayer.run(Request(limit=1), budget_seconds=60)) == (0, 0, 0, 0, 1)
+    retrier = replayer(world, leases=Interrupted(world, step))
+    assert counts(retrier.run(Request(limit=1), budget_seconds=60)) == (0, 0, 0, 0, 1)
     kept = world.failed_event()
     assert (kept["status"], kept["retry_count"]) == ("pending", charged)
 
@@ -178,8 +186,8 @@ def test_a_worker_that_lost_its_lease_gives_no_verdict(world, step, charged):
 def test_the_next_run_takes_over_what_a_dead_worker_left(world):
     started, untouched = world.fail(), world.fail()
     token = uuid4()
-    world.core.failures.claim(token, 2)
-    world.core.failures.start(token, started)
+    world.core.leases.claim(token, 2)
+    world.core.leases.start(token, started)
     for row in (started, untouched):
         world.expire_lease(row)
     assert counts(world.retry()) == (1, 1, 0, 0, 0)
