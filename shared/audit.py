@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import psycopg
 
-from shared import db
+from shared import db, log
 from shared import envelope as envelopes
 from shared.jsontext import jsonb_text
 from shared.model import Envelope
@@ -31,6 +31,16 @@ def record(application: db.Pool, envelope: Envelope) -> None:
     """
     payload = jsonb_text(envelope.payload)
     application.run(lambda connection: _insert(connection, envelope, payload))
+
+
+def settle(application: db.Pool, envelope: Envelope) -> None:
+    """Writes the audit row that the webhook owes, if it does. A failure changes nothing else."""
+    if envelope.audited:
+        return
+    try:
+        record(application, envelope)
+    except Exception as error:  # noqa: BLE001 - the event itself is safe
+        log.warning("audit.not_written", error)
 
 
 def _insert(connection: psycopg.Connection[Any], envelope: Envelope, payload: str | None) -> None:

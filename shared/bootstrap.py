@@ -5,18 +5,19 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from shared import config, db, log, migrate, receive, secrets
+from shared import config, db, log, migrate, secrets
 from shared.directory import Directory
 from shared.failures import Failures
 from shared.incidents import Incidents
 from shared.ingest import Ingester
 from shared.leases import Leases
 from shared.pipeline import Pipeline
-from shared.publish import Publisher
-from shared.receive import Receiver
 from shared.replay import Replayer
+
+if TYPE_CHECKING:
+    from shared.receive import Receiver
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class Webhook:
     """The parts of the webhook function."""
 
     settings: config.Settings
-    receiver: Receiver
+    receiver: "Receiver"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class Core:
     def replayer(self) -> Replayer:
         """Replays failed events."""
         return Replayer(
+            self.application,
             self.leases,
             self.incidents,
             self.pipeline,
@@ -99,8 +101,11 @@ class Core:
 
 def webhook(environ: Mapping[str, str]) -> Webhook:
     """The webhook function's parts; raises ConfigurationError."""
+    from shared import receive  # noqa: PLC0415 - the other functions do without Google's client
+    from shared.publish import Publisher  # noqa: PLC0415
+
     settings = _settings(environ, _WEBHOOK)
-    receiver = Receiver(
+    receiver = receive.Receiver(
         application_pool(settings, receive.AUDIT_LIMITS),
         _failures(settings, application_pool(settings, receive.FAILURE_LIMITS)),
         Publisher(settings.pubsub_topic),

@@ -40,6 +40,7 @@ ATTRIBUTES_MAX: Final = 90
 
 _SHOP_DOMAIN = re.compile(r"[a-z0-9][a-z0-9-]*\.myshopify\.com")
 _TOPIC = re.compile(r"[a-z0-9_]+[/.][a-z0-9_]+")
+_ID = re.compile(r"[A-Za-z0-9:#_.-]{1,300}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 _CLOUD_TRACE = re.compile(r"([0-9a-fA-F]{32})(?:/.*)?")
 
@@ -88,8 +89,17 @@ def from_message(message: Message, now: datetime) -> Envelope:
     )
 
 
-def to_message(envelope: Envelope) -> tuple[bytes, dict[str, str]]:
-    """Data and attributes of the message that carries `envelope`; large bodies are compressed."""
+def message_data(envelope: Envelope) -> bytes:
+    """The data of the message that carries `envelope`: its body, compressed when it is large."""
+    if len(envelope.payload) <= COMPRESS_OVER_BYTES:
+        return envelope.payload
+    # Level 1: a few hundred kilobytes saved, and the shop is waiting for its answer. No clock in
+    # the header: the same body makes the same bytes.
+    return gzip.compress(envelope.payload, compresslevel=1, mtime=0)
+
+
+def message_attributes(envelope: Envelope) -> dict[str, str]:
+    """The attributes of the message that carries `envelope`: Shopify's, and our own."""
     attributes = {
         **envelope.attributes,
         "hookledger-version": VERSION,
@@ -99,12 +109,19 @@ def to_message(envelope: Envelope) -> tuple[bytes, dict[str, str]]:
     }
     if envelope.trace_id:
         attributes["traceparent"] = f"00-{envelope.trace_id}-{envelope.trace_id[:16]}-01"
-    if len(envelope.payload) <= COMPRESS_OVER_BYTES:
-        return envelope.payload, attributes
-    attributes["content-encoding"] = "gzip"
-    # Level 1: a few hundred kilobytes saved, and the shop is waiting for its answer. No clock in
-    # the header: the same body makes the same bytes.
-    return gzip.compress(envelope.payload, compresslevel=1, mtime=0), attributes
+    if len(envelope.payload) > COMPRESS_OVER_BYTES:
+        attributes["content-encoding"] = "gzip"
+    return attributes
+
+
+def ids(envelope: Envelope) -> dict[str, str | None]:
+    """What a log line may say of an envelope: what is an id or a name by its form, and no more."""
+    return {
+        "event_id": envelope.event_id if _ID.fullmatch(envelope.event_id) else None,
+        "shop_domain": envelope.shop_domain if is_shop_domain(envelope.shop_domain) else None,
+        "topic": envelope.topic if is_topic(envelope.topic) else None,
+        "trace_id": envelope.trace_id,
+    }
 
 
 def opened(envelope: Envelope) -> Envelope:
@@ -274,7 +291,8 @@ def _gunzip(data: bytes) -> bytes:
 
 
 def _key(text: str) -> str:
-    return text[:KEY_CHARACTERS]
+    """`text` for an index; what had to be cut is no name any more, and looks like none."""
+    return text if len(text) <= KEY_CHARACTERS else text[: KEY_CHARACTERS - 1] + "…"
 
 
 def _cut(value: str) -> str:

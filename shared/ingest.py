@@ -26,16 +26,10 @@ class Ingester:
     def ingest(self, message: Message) -> bool:
         """Whether to acknowledge the message. Whatever it holds, this does not raise."""
         envelope = envelopes.from_message(message, datetime.now(UTC))
-        with log.bound(
-            event_id=envelope.event_id,
-            shop_domain=envelope.shop_domain,
-            topic=envelope.topic,
-            trace_id=envelope.trace_id,
-            message_id=envelope.message_id,
-        ):
+        with log.bound(message_id=envelope.message_id, **envelopes.ids(envelope)):
             acknowledged = self._stored_or_kept(envelope)
-            if acknowledged and not envelope.audited:
-                self._audit(envelope)
+            if acknowledged:
+                audit.settle(self._application, envelope)
             return acknowledged
 
     def _stored_or_kept(self, envelope: Envelope) -> bool:
@@ -63,9 +57,3 @@ class Ingester:
             log.error("failure.not_recorded", fault, because_of=type(error).__name__)
             return False
         return True
-
-    def _audit(self, envelope: Envelope) -> None:
-        try:
-            audit.record(self._application, envelope)
-        except Exception as error:  # noqa: BLE001 - the event itself is safe
-            log.warning("audit.not_written", error)

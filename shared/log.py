@@ -47,22 +47,22 @@ def bound(**fields: Any) -> Iterator[None]:
         _bound.reset(token)
 
 
-def debug(event: str, **fields: Any) -> None:
+def debug(event: str, /, **fields: Any) -> None:
     """Detail for development."""
     _write("DEBUG", event, fields)
 
 
-def info(event: str, **fields: Any) -> None:
+def info(event: str, /, **fields: Any) -> None:
     """What happened, as it should."""
     _write("INFO", event, fields)
 
 
-def warning(event: str, error: BaseException | None = None, **fields: Any) -> None:
+def warning(event: str, error: BaseException | None = None, /, **fields: Any) -> None:
     """What went wrong and is taken care of."""
     _write("WARNING", event, {**_described(error), **fields})
 
 
-def error(event: str, error: BaseException | None = None, **fields: Any) -> None:
+def error(event: str, error: BaseException | None = None, /, **fields: Any) -> None:
     """What a person should look at; the error's redacted stack goes with it."""
     trace = {"stack_trace": redact.traceback(error)} if error else {}
     _write("ERROR", event, {**_described(error), **trace, **fields})

@@ -3,12 +3,15 @@
 import os
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import grpc
+from google.api_core.exceptions import GoogleAPICallError, RetryError
+from google.api_core.retry import Retry
+from google.auth.exceptions import GoogleAuthError
+from google.pubsub_v1 import PublisherClient, PubsubMessage
+from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 
 from shared.errors import PublishError
-
-if TYPE_CHECKING:
-    from google.pubsub_v1 import PublisherClient
 
 
 class Publisher:
@@ -26,13 +29,8 @@ class Publisher:
         """
         # One unary call: no batching thread, no timer, and nothing left to do when it returns, for
         # an instance has no processor between requests.
-        from google.api_core.exceptions import GoogleAPICallError, RetryError  # noqa: PLC0415
-        from google.api_core.retry import Retry  # noqa: PLC0415
-        from google.auth.exceptions import GoogleAuthError  # noqa: PLC0415
-        from google.pubsub_v1 import PubsubMessage  # noqa: PLC0415
-
         try:
-            answer = self._open().publish(
+            answer = self.prepare().publish(
                 topic=self._pubsub_topic,
                 messages=[PubsubMessage(data=data, attributes=dict(attributes))],
                 timeout=timeout,
@@ -44,29 +42,22 @@ class Publisher:
             ) from error
         return answer.message_ids[0]
 
-    def _open(self) -> "PublisherClient":
+    def prepare(self) -> PublisherClient:
+        """The client, made now if need be: the first one looks for credentials."""
         with self._lock:
             if self._client is None:
                 self._client = _client()
             return self._client
 
 
-def _client() -> "PublisherClient":
-    from google.pubsub_v1 import PublisherClient  # noqa: PLC0415 - half a second of every start
-
+def _client() -> PublisherClient:
     emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
     if not emulator:
         return PublisherClient()
-    import grpc  # noqa: PLC0415
-    from google.pubsub_v1.services.publisher.transports import (  # noqa: PLC0415
-        PublisherGrpcTransport,
-    )
-
-    return PublisherClient(
-        transport=PublisherGrpcTransport(channel=grpc.insecure_channel(emulator))
-    )
+    channel = grpc.insecure_channel(emulator)
+    return PublisherClient(transport=PublisherGrpcTransport(channel=channel))
 
 
 def _cause(error: Exception) -> str:
-    cause = error.__cause__ if type(error).__name__ == "RetryError" else error
+    cause = error.__cause__ if isinstance(error, RetryError) else error
     return type(cause or error).__name__

@@ -27,6 +27,8 @@ _HOST = re.compile(r"[\"'](?=[^\"']*[.:])[A-Za-z0-9.:_-]{1,253}[\"']")
 _LONG_NUMBER = re.compile(r"\d{7,}")
 # Data exceptions and constraint violations quote rows; every quoted word in them is a value.
 _VALUE_SQLSTATES = ("22", "23")
+# What a merchant's own trigger says is a merchant's own text.
+_RAISED_SQLSTATES = "P0"
 
 
 def message(error: BaseException) -> str:
@@ -34,6 +36,8 @@ def message(error: BaseException) -> str:
     if isinstance(error, HookledgerError):
         return cap(clean(str(error)), MESSAGE_BYTES)
     sqlstate = getattr(error, "sqlstate", None)
+    if sqlstate and sqlstate.startswith(_RAISED_SQLSTATES):
+        return f"A trigger or function in the database raised an exception (SQLSTATE {sqlstate})."
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     # DETAIL and CONTEXT of a database error hold rows, so only its first part is used.
     text = primary or str(error) or type(error).__name__

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from shared import db, log, redact
+from shared import audit, db, log, redact
 from shared import envelope as envelopes
 from shared.errors import EventCollisionError
 from shared.incidents import Incidents
@@ -88,6 +88,7 @@ class Replayer:
 
     def __init__(
         self,
+        application: db.Pool,
         leases: Leases,
         incidents: Incidents,
         pipeline: Pipeline,
@@ -96,6 +97,7 @@ class Replayer:
         parallelism: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._application = application
         self._leases = leases
         self._incidents = incidents
         self._pipeline = pipeline
@@ -198,13 +200,7 @@ class Replayer:
             log.warning("lease.lost", before="replay")
             return Verdict.LOST, None
         envelope = failed_event.as_envelope()
-        with log.bound(
-            event_id=envelope.event_id,
-            shop_domain=envelope.shop_domain,
-            topic=envelope.topic,
-            trace_id=envelope.trace_id,
-            attempt=failed_event.retry_count + 1,
-        ):
+        with log.bound(attempt=failed_event.retry_count + 1, **envelopes.ids(envelope)):
             try:
                 self._apply(envelope)
             except Exception as error:  # noqa: BLE001 - every failure has its verdict
@@ -215,6 +211,7 @@ class Replayer:
                 return verdict, error
             verdict = self._leases.resolve(run.token, row, run.started_at)
             log.info("replay.succeeded", verdict=verdict)
+            audit.settle(self._application, envelope)
             return verdict, None
 
     def _apply(self, envelope: Envelope) -> None:

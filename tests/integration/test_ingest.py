@@ -91,8 +91,8 @@ def test_both_bodies_of_a_collision_are_kept(world):
 
 def test_the_subscriber_writes_the_audit_row_that_the_webhook_owed(world):
     owed = replace(envelope(), audited=False)
-    data, attributes = envelopes.to_message(owed)
-    sent = replace(message(data), attributes=attributes | message().attributes)
+    ours = envelopes.message_attributes(owed)
+    sent = replace(message(owed.payload), attributes=message().attributes | ours)
     assert world.ingester.ingest(sent)
     (row,) = world.app("select * from shopify_shopifyevent")
     assert (row["shop_domain"], row["payload"]) == (SHOP, {"id": 1})

@@ -17,6 +17,7 @@ from tests.world import NOW, World, envelope
 def replayer(world: World, *, leases: Leases | None = None, batch_limit=50, **options) -> Replayer:
     core = world.core
     return Replayer(
+        core.application,
         leases or core.leases,
         core.incidents,
         core.pipeline,
