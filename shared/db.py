@@ -130,7 +130,7 @@ _CONNECT_FAULTS: Final = (
         pg.TooManyConnections,
     ),
     (r"database system is|accepting connections$", pg.CannotConnectNow),
-    (r"could not translate host name", HostNotFoundError),
+    (r"could not translate host name|failed to resolve host", HostNotFoundError),
     (r"does not support SSL|certificate|sslmode|SSL error: (?!unexpected eof)", TlsError),
 )
 _IPV6_ONLY: Final = (
@@ -217,22 +217,7 @@ class _LimitedCursor(psycopg.Cursor[Any]):
 
 def connect(target: Target, limits: Limits) -> BoundedConnection:
     """A connection in autocommit mode with `limits` in force; raises psycopg.OperationalError."""
-    pooled = target.pooler_mode == "transaction"
-    kind = PooledConnection if pooled else BoundedConnection
-    try:
-        connection = kind.connect(
-            make_conninfo(
-                target.conninfo,
-                connect_timeout=limits.connect,
-                application_name="hookledger",
-                # A peer that vanished is noticed by the kernel, sooner than a slow statement.
-                tcp_user_timeout=limits.connect * 1000,
-            ),
-            autocommit=True,
-            prepare_threshold=None if pooled else 5,
-        )
-    except psycopg.OperationalError as error:
-        raise _explained(error, target) from None
+    connection = _connected(target, limits)
     try:
         connection.limit(limits)
     except BaseException:
@@ -571,6 +556,47 @@ def _timeouts(limits: Limits, *, local: bool) -> dict[str, Any]:
         "lock": f"{int(limits.lock * 1000)}ms",
         "idle": f"{int(limits.statement * 10_000)}ms",
     }
+
+
+def _connected(target: Target, limits: Limits) -> BoundedConnection:
+    """A connection over the first of the host's addresses that answers.
+
+    psycopg would give each address the whole time; here no other is begun once it is over.
+    """
+    pooled = target.pooler_mode == "transaction"
+    kind = PooledConnection if pooled else BoundedConnection
+    addresses = _addresses(target)
+    deadline = time.monotonic() + limits.connect
+    while True:
+        try:
+            return kind.connect(
+                make_conninfo(
+                    target.conninfo,
+                    **addresses.pop(0),
+                    connect_timeout=limits.connect,
+                    application_name="hookledger",
+                    # A peer that vanished is noticed by the kernel, sooner than a slow statement.
+                    tcp_user_timeout=limits.connect * 1000,
+                ),
+                autocommit=True,
+                prepare_threshold=None if pooled else 5,
+            )
+        except psycopg.OperationalError as error:
+            if not addresses or time.monotonic() >= deadline:
+                raise _explained(error, target) from None
+
+
+def _addresses(target: Target) -> list[dict[str, str]]:
+    """Where to connect to, in the resolver's order; several hosts in one address are psycopg's."""
+    parts = conninfo_to_dict(target.conninfo)
+    host = str(parts.get("host") or "")
+    if not host or host.startswith("/") or "," in host or parts.get("hostaddr"):
+        return [{}]
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise HostNotFoundError(f'could not find the host "{host}": {error}') from None
+    return [{"hostaddr": str(address[0])} for *_, address in found]
 
 
 def _explained(error: psycopg.OperationalError, target: Target) -> psycopg.OperationalError:
