@@ -312,5 +312,6 @@ def test_behind_a_transaction_pooler_nothing_is_prepared_and_timeouts_are_local(
     )
     assert one == ((0,), ("7s",))
     (connection, _), *_ = pool._idle
-    assert connection.execute("show statement_timeout").fetchone() == ("0",)
+    shown = psycopg.Cursor(connection).execute("show statement_timeout").fetchone()
+    assert shown == ("0",)
     pool.close()
