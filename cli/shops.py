@@ -1,16 +1,25 @@
 """connect_shop: from a shop's name and a database's address to events that arrive."""
 
-import ipaddress
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
+import psycopg
 import typer
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cli import context
 from shared import bootstrap, db, directory, migrate
 from shared.config import PoolerMode
 from shared.envelope import is_shop_domain
 from shared.errors import ConfigurationError
+
+_POOLER: Final = (
+    "A pooler stands in front of this database. If it is in transaction mode (Supabase: port "
+    "6543), connect the shop again with --pooler-mode transaction."
+)
+_IPV6_ONLY: Final = (
+    "The host has IPv6 addresses only. It was reached from here, but functions on Google Cloud "
+    "have IPv4 only: use the address of an IPv4 pooler (Supabase: port 5432 of the pooler's host, "
+    "or port 6543 with --pooler-mode transaction)."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -41,19 +50,32 @@ def connect_shop(
     if not is_shop_domain(shop):
         raise ConfigurationError(f"{shop} is no *.myshopify.com name.")
     core = context.core()
-    target = db.Target(conninfo=_with_sslmode(database_url), pooler_mode=pooler_mode)
+    target = db.Target(conninfo=db.with_tls(database_url), pooler_mode=pooler_mode)
     with context.err.status("Connecting to the tenant database"):
-        applied = _provision(target)
+        applied, hints = _provision(target)
     context.out.print(f"[green]✓[/] tenant database reached, {len(applied)} migrations applied")
+    for hint in hints:
+        context.out.print(f"[yellow]![/] {hint}", soft_wrap=True)
     _put_on_record(core, shop, organization, target)
     context.out.print(f"[green]✓[/] {shop} belongs to {organization}; its password is encrypted")
     requeued = core.failures.requeue_shop(shop, organization)
     context.out.print(f"[green]✓[/] {requeued} failed events of the shop are due again")
 
 
-def _provision(target: db.Target) -> list[migrate.Migration]:
+def _provision(target: db.Target) -> tuple[list[migrate.Migration], list[str]]:
+    """The migrations applied, and what the operator should know of the way there."""
     with db.connect(target, migrate.LIMITS) as connection:
-        return migrate.apply(connection, migrate.Series.TENANT)
+        hints = [_POOLER] if _has_pooler(connection) and target.pooler_mode == "none" else []
+        applied = migrate.apply(connection, migrate.Series.TENANT)
+    if db.is_ipv6_only(target.conninfo):
+        hints.append(_IPV6_ONLY)
+    return applied, hints
+
+
+def _has_pooler(connection: psycopg.Connection[Any]) -> bool:
+    """Whether something in between made up the process id that we were given."""
+    row = connection.execute("select pg_backend_pid()").fetchone()
+    return row != (connection.info.backend_pid,)
 
 
 def _put_on_record(core: bootstrap.Core, shop: str, organization: str, target: db.Target) -> None:
@@ -66,18 +88,3 @@ def _put_on_record(core: bootstrap.Core, shop: str, organization: str, target: d
             target=target,
         )
     )
-
-
-def _with_sslmode(database_url: str) -> str:
-    """The address with TLS required, unless it says otherwise or never leaves this machine."""
-    parts = conninfo_to_dict(database_url)
-    parts.setdefault("sslmode", "prefer" if _is_loopback(parts) else "require")
-    return make_conninfo("", **parts)
-
-
-def _is_loopback(parts: dict[str, Any]) -> bool:
-    host = str(parts.get("host") or "localhost")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.startswith("/")

@@ -4,9 +4,13 @@ What was found is remembered for a minute, so that the happy path asks the appli
 nothing; while that database is unreachable, what was remembered is used however old it is.
 """
 
+import atexit
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -40,7 +44,7 @@ where myshopify_domain = %(shop_domain)s order by id"""
 # The first database of type shopify, else the first that is named so.
 _DATABASE: Final = """
 select d.id, d.database_name, c.host, c.port, c.username, c.password_encrypted, c.password_ref,
-       c.sslmode, c.pooler_mode
+       c.sslmode, c.sslrootcert, c.pooler_mode
 from databases_database d left join databases_databasecredential c on c.database_id = d.id
 where d.organization_id = %(organization_id)s and d.deleted_at is null
   and (lower(d.type) = 'shopify' or lower(d.database_name) = 'shopify')
@@ -85,13 +89,14 @@ returning id"""
 
 _CREDENTIAL: Final = """
 insert into databases_databasecredential
-  (database_id, host, port, username, password_encrypted, sslmode, pooler_mode)
+  (database_id, host, port, username, password_encrypted, sslmode, sslrootcert, pooler_mode)
 values (%(database_id)s, %(host)s, %(port)s, %(username)s, %(password_encrypted)s, %(sslmode)s,
-        %(pooler_mode)s)
+        %(sslrootcert)s, %(pooler_mode)s)
 on conflict (database_id) do update set
   host = excluded.host, port = excluded.port, username = excluded.username,
   password_encrypted = excluded.password_encrypted, password_ref = null,
-  sslmode = excluded.sslmode, pooler_mode = excluded.pooler_mode"""
+  sslmode = excluded.sslmode, sslrootcert = excluded.sslrootcert,
+  pooler_mode = excluded.pooler_mode"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +125,7 @@ class _Database:
     password_encrypted: str | None
     password_ref: str | None
     sslmode: str | None
+    sslrootcert: str | None
     pooler_mode: db.PoolerMode | None
 
 
@@ -225,7 +231,7 @@ class Directory:
 
     def _target(self, connection: psycopg.Connection[Any], organization_id: str) -> db.Target:
         if self._override_url:
-            return db.Target(conninfo=self._override_url)
+            return db.Target(conninfo=db.with_tls(self._override_url))
         with connection.cursor(row_factory=class_row(_Database)) as cursor:
             database = cursor.execute(_DATABASE, {"organization_id": organization_id}).fetchone()
         if database is None:
@@ -239,13 +245,16 @@ class Directory:
                 "`manage.py connect_shop`; this event is then stored by itself."
             )
         return db.Target(
-            conninfo=make_conninfo(
-                host=database.host,
-                port=database.port,
-                user=database.username,
-                password=self._password(database),
-                dbname=database.database_name,
-                sslmode=database.sslmode,
+            conninfo=db.with_tls(
+                make_conninfo(
+                    host=database.host,
+                    port=database.port,
+                    user=database.username,
+                    password=self._password(database),
+                    dbname=database.database_name,
+                    sslmode=database.sslmode or None,
+                    sslrootcert=_authority(database.sslrootcert),
+                )
             ),
             pooler_mode=database.pooler_mode or "none",
         )
@@ -266,7 +275,8 @@ def connect_shop(
 ) -> None:
     """Puts connection, database and encrypted credential on record, or renews them.
 
-    Raises AmbiguousShopError when the shop is connected to another organization.
+    The file that the address names as `sslrootcert` is kept with it. Raises AmbiguousShopError when
+    the shop is connected to another organization.
     """
     parts = conninfo_to_dict(target.conninfo)
     names = {"shop_domain": shop_domain, "organization_id": organization_id}
@@ -290,9 +300,26 @@ def connect_shop(
             "username": parts.get("user", "postgres"),
             "password_encrypted": keyring.encrypt(str(parts.get("password", ""))),
             "sslmode": parts["sslmode"],
+            "sslrootcert": _certificates(str(parts.get("sslrootcert") or "system")),
             "pooler_mode": target.pooler_mode,
         }
         connection.execute(_CREDENTIAL, credential)
+
+
+def _certificates(sslrootcert: str) -> str | None:
+    """What the file holds; None for the system's own authorities."""
+    return None if sslrootcert == "system" else Path(sslrootcert).read_text()
+
+
+@cache
+def _authority(certificates: str | None) -> str | None:
+    """A file of this process with the certificates in it: libpq reads them from nowhere else."""
+    if not certificates:
+        return None
+    with tempfile.NamedTemporaryFile("w", suffix=".pem", delete=False) as file:
+        file.write(certificates)
+    atexit.register(Path(file.name).unlink, missing_ok=True)
+    return file.name
 
 
 def _only(matches: list[_Connection], shop_domain: str) -> _Connection:

@@ -148,6 +148,25 @@ def test_a_password_may_be_a_reference_in_place_of_a_ciphertext(world, find):
     assert target(find(SHOP))["password"] == "resolved _env:P"
 
 
+def test_a_credential_that_says_nothing_of_tls_means_it(world, find):
+    databases(world, ("shopify", "a", False))
+    world.app("update databases_databasecredential set sslmode = ''")
+    assert target(find(SHOP))["sslmode"] == "require"
+
+
+def test_after_a_rotation_the_new_password_is_used_within_a_minute(world, find, clock):
+    old = find(SHOP)
+    world.connect_shop(url=make_conninfo(world.tenant_url, password="new"))
+    clock.now = FOUND_SECONDS - 1
+    assert find(SHOP) == old, "connections that are open go on serving"
+    clock.now = FOUND_SECONDS
+    new = find(SHOP)
+    assert target(new)["password"] == "new"
+    assert world.core.tenants.pool(new.target) is not world.core.tenants.pool(old.target), (
+        "what failed with the old one is not held against the new one"
+    )
+
+
 def test_a_ciphertext_that_no_key_opens_says_which_setting_lacks_one(world):
     directory = Directory(
         world.core.application,
@@ -164,7 +183,8 @@ def test_one_database_for_all_overrides_their_own(world, clock):
     directory = Directory(
         world.core.application, secrets.Keyring([]), resolve_secret=str, override_url=url
     )
-    assert directory.route(SHOP).target.conninfo == url
+    found = conninfo_to_dict(directory.route(SHOP).target.conninfo)
+    assert found == {"host": "elsewhere", "dbname": "all", "sslmode": "require"}
     with pytest.raises(UnknownShopError):
         directory.route("nobody.myshopify.com")
 

@@ -14,7 +14,7 @@ APP_TABLES = {
     "shopify_shopifyconnection": "id organization_id myshopify_domain status created_at updated_at",
     "databases_database": "id organization_id type database_name deleted_at",
     "databases_databasecredential": "id database_id host port username password_encrypted"
-    " password_ref sslmode pooler_mode",
+    " password_ref sslmode pooler_mode sslrootcert",
     "shopify_shopifyevent": "id organization_id topic shop_domain payload event_id payload_sha256"
     " triggered_at received_at needs_publish outbox_envelope outbox_body",
     "subscriber_subscriberfailedevent": "id event_id payload_sha256 source topic event_type"
@@ -24,6 +24,11 @@ APP_TABLES = {
     " created_at updated_at redacted_at",
     "subscriber_replayattempt": "id failed_event_id attempt lease_token started_at finished_at"
     " outcome error_type error_message",
+    "subscriber_retrystate": "id last_tenant last_run_started_at last_run_finished_at"
+    " last_maintenance_at heartbeat_at",
+    "subscriber_operatoraction": "id acted_at actor action reason scope count",
+    "subscriber_tenantincident": "id tenant kind started_at last_probe_at next_probe_at probe_count"
+    " ended_at cause opened_alerted_at closed_alerted_at",
     "subscriber_schema_version": "version name checksum applied_at",
 }
 EVENTS = (
