@@ -72,24 +72,28 @@ class Receiver:
         data = envelopes.message_data(envelope)
         try:
             if data and len(data) <= envelopes.MESSAGE_DATA_BYTES:
-                self._publish(envelope, data, deadline)
+                kept_in = self._publish(envelope, data, deadline)
             else:
-                # Whoever replays it writes the audit row: there is time for one of the two here.
-                owing = replace(envelope, audited=False)
-                self._failures.record(owing, _unpublishable(envelope))
+                kept_in = self._keep(envelope)
         except Exception as error:  # noqa: BLE001 - whatever it was, Shopify must send again
             log.error("webhook.unavailable", error)
             return Answer(status=503, body={"error": "The event could not be kept. Send it again."})
-        log.info("webhook.accepted", bytes=len(envelope.payload))
+        log.info("webhook.accepted", kept_in=kept_in)
         return Answer(status=200, body={"status": "accepted", "event_id": envelope.event_id})
 
-    def _publish(self, envelope: Envelope, data: bytes, deadline: float) -> None:
+    def _publish(self, envelope: Envelope, data: bytes, deadline: float) -> str:
         self._publisher.prepare()
         attributes = envelopes.message_attributes(
             replace(envelope, audited=self._audited(envelope))
         )
         timeout = max(deadline - self._clock(), PUBLISH_SECONDS_MIN)
         self._publisher.publish(data, attributes, timeout=timeout)
+        return "pubsub"
+
+    def _keep(self, envelope: Envelope) -> str:
+        # Whoever replays it writes the audit row: there is time for one of the two here.
+        self._failures.record(replace(envelope, audited=False), _unpublishable(envelope))
+        return "failure ledger"
 
     def _audited(self, envelope: Envelope) -> bool:
         try:
