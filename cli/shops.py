@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final
 
 import psycopg
 import typer
+from psycopg.conninfo import conninfo_to_dict
 
 from cli import context
 from shared import bootstrap, db, directory, migrate
@@ -51,6 +52,7 @@ def connect_shop(
         raise ConfigurationError(f"{shop} is no *.myshopify.com name.")
     core = context.core()
     target = db.Target(conninfo=db.with_tls(database_url), pooler_mode=pooler_mode)
+    _refuse_known_pooler(target)
     with context.err.status("Connecting to the tenant database"):
         applied, hints = _provision(target)
     context.out.print(f"[green]✓[/] tenant database reached, {len(applied)} migrations applied")
@@ -70,6 +72,16 @@ def _provision(target: db.Target) -> tuple[list[migrate.Migration], list[str]]:
     if db.is_ipv6_only(target.conninfo):
         hints.append(_IPV6_ONLY)
     return applied, hints
+
+
+def _refuse_known_pooler(target: db.Target) -> None:
+    """Supabase's transaction pooler, taken for a database, would mix up its clients' settings."""
+    parts = conninfo_to_dict(target.conninfo)
+    is_supabase = str(parts.get("host")).endswith((".supabase.com", ".supabase.co"))
+    if is_supabase and str(parts.get("port")) == "6543" and target.pooler_mode == "none":
+        raise ConfigurationError(
+            "Port 6543 is Supabase's pooler in transaction mode: say --pooler-mode transaction."
+        )
 
 
 def _has_pooler(connection: psycopg.Connection[Any]) -> bool:

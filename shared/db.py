@@ -5,6 +5,7 @@ failed connect, in the thread that asked, at once and not tried again behind its
 (docs/adr/0003-connections.md).
 """
 
+import os
 import re
 import socket
 import threading
@@ -132,6 +133,12 @@ _CONNECT_FAULTS: Final = (
     (r"database system is|accepting connections$", pg.CannotConnectNow),
     (r"could not translate host name|failed to resolve host", HostNotFoundError),
     (r"does not support SSL|certificate|sslmode|SSL error: (?!unexpected eof)", TlsError),
+)
+# Where Debian, Red Hat and macOS keep the authorities that they trust.
+_SYSTEM_AUTHORITIES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
 )
 _IPV6_ONLY: Final = (
     "The host has IPv6 addresses only, and there is no way to them from here. Use the address of "
@@ -572,6 +579,7 @@ def _connected(target: Target, limits: Limits) -> BoundedConnection:
             return kind.connect(
                 make_conninfo(
                     target.conninfo,
+                    **_authorities(target),
                     **addresses.pop(0),
                     connect_timeout=limits.connect,
                     application_name="hookledger",
@@ -584,6 +592,15 @@ def _connected(target: Target, limits: Limits) -> BoundedConnection:
         except psycopg.OperationalError as error:
             if not addresses or time.monotonic() >= deadline:
                 raise _explained(error, target) from None
+
+
+def _authorities(target: Target) -> dict[str, str]:
+    """The system's authorities, where that is asked for: the wheel's OpenSSL looks elsewhere."""
+    if conninfo_to_dict(target.conninfo).get("sslrootcert") != "system":
+        return {}
+    if "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ:
+        return {}
+    return {"sslrootcert": next(filter(os.path.exists, _SYSTEM_AUTHORITIES), "system")}
 
 
 def _addresses(target: Target) -> list[dict[str, str]]:

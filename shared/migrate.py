@@ -82,6 +82,38 @@ def pending(connection: psycopg.Connection[Any], series: Series) -> list[Migrati
     return [m for m in files(series) if m.version not in applied]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """How a database differs from what the files make."""
+
+    differences: list[str]
+    unsecured: list[str]  # tables without row level security
+
+
+def drift(connection: psycopg.Connection[Any], series: Series) -> Drift:
+    """Compares the database with the sum of the files; neither waits for a lock nor leaves a trace.
+
+    The sum is made beside it, as temporary tables in a transaction that is rolled back.
+    """
+    with connection.transaction(force_rollback=True):
+        connection.execute(_PATIENCE)
+        (path,) = connection.execute(_PATH).fetchone() or ("pg_temp",)
+        connection.execute(_SET_PATH, {"path": "pg_temp"})
+        for migration in files(series):
+            connection.execute(cast(LiteralString, migration.text))
+        connection.execute(_SET_PATH, {"path": path})
+        rows = connection.execute(_DRIFT).fetchall()
+        unsecured = connection.execute(_UNSECURED).fetchall()
+    return Drift(differences=[row[0] for row in rows], unsecured=[row[0] for row in unsecured])
+
+
+def secure(connection: psycopg.Connection[Any], tables: list[str]) -> None:
+    """Switches row level security on. The tables' owner, which we are, is exempt from it."""
+    with connection.transaction():
+        for table in tables:
+            connection.execute(_compose(_PROTECT, table))
+
+
 def _apply_one(
     connection: psycopg.Connection[Any], series: Series, migration: Migration, *, again: bool
 ) -> bool:
@@ -118,6 +150,60 @@ _INSERT: Final = """
 insert into {table} (version, name, checksum) values (%(version)s, %(name)s, %(sum)s)
 on conflict (version) do nothing"""
 _APPLIED: Final = "select version, checksum from {table}"
+
+_PATH: Final = "select current_setting('search_path') || ', pg_temp'"
+_SET_PATH: Final = "select set_config('search_path', %(path)s, true)"
+
+# Columns are compared by name, indexes by what they are on; a unique one in any order.
+_MADE: Final = """
+with made as (
+  select c.oid as wanted, c.relname::text as name, to_regclass(quote_ident(c.relname)) as present
+  from pg_class c where c.relnamespace = pg_my_temp_schema() and c.relkind = 'r'
+)"""
+_DRIFT: Final = (
+    _MADE
+    + """, present as (
+  select * from made where present is not null and present <> wanted
+), indexed as (
+  select i.indrelid, i.indisunique,
+         (select string_agg(a.attname, ', ' order by case when i.indisunique
+                   then a.attname end, array_position(i.indkey::int2[], a.attnum))
+          from pg_attribute a
+          where a.attrelid = i.indrelid and a.attnum = any (i.indkey::int2[])) as columns
+  from pg_index i
+  where i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
+    and i.indrelid in (select wanted from made union select present from made)
+    and not i.indisprimary
+)
+select 'table ' || name || ' is missing' from made where present is null or present = wanted
+union all
+select format('column %s of table %s is missing', a.attname, p.name)
+from present p join pg_attribute a on a.attrelid = p.wanted and a.attnum > 0
+where not exists (select from pg_attribute b
+                  where b.attrelid = p.present and b.attname = a.attname and not b.attisdropped)
+union all
+select format('%sindex on %s (%s) is missing', case when i.indisunique then 'unique ' else '' end,
+              p.name, i.columns)
+from present p join indexed i on i.indrelid = p.wanted
+where not exists (select from indexed j
+                  where j.indrelid = p.present and j.columns = i.columns
+                    and j.indisunique = i.indisunique)
+union all
+select format('column %s of table %s is none of ours, not null and without a default: '
+              'no event can be stored', a.attname, p.name)
+from present p join pg_attribute a on a.attrelid = p.present
+where a.attnum > 0 and not a.attisdropped and a.attnotnull and not a.atthasdef
+  and a.attidentity = '' and a.attgenerated = ''
+  and not exists (select from pg_attribute b
+                  where b.attrelid = p.wanted and b.attname = a.attname)
+order by 1"""
+)
+_UNSECURED: Final = (
+    _MADE
+    + """
+select m.name from made m join pg_class c on c.oid = m.present and m.present <> m.wanted
+where not c.relrowsecurity order by 1"""
+)
 
 
 def _exists(connection: psycopg.Connection[Any], table: str) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cli import shops
 from dev.postgres import Server
 from shared import db, redact
 from shared.errors import DatabaseBusyError, DatabaseTimeoutError, StorageConfigurationError
@@ -566,6 +567,15 @@ def test_an_ipv6_only_host_out_of_reach_is_named_as_such_in_time(monkeypatch):
     assert db.classify(error) == "permanent"
     assert db.is_connection_failure(error)
     assert "IPv4 pooler" in redact.message(error)
+
+
+def test_an_ipv6_only_host_that_is_reached_is_mentioned_when_a_shop_is_connected(
+    empty_url, monkeypatch
+):
+    resolve_to(monkeypatch, socket.AF_INET6)
+    url = make_conninfo(empty_url, host="db.example.com", hostaddr="127.0.0.1")
+    (hint,) = shops._provision(db.Target(conninfo=url))[1]
+    assert "IPv6 addresses only" in hint
 
 
 def test_a_host_with_several_addresses_takes_no_more_time(monkeypatch):

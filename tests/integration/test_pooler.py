@@ -18,11 +18,13 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cli import shops
 from dev.postgres import Server
 from shared import db, migrate, store
 from shared.errors import EventCollisionError
 from shared.model import LedgerOutcome
 from shared.parse import parse
+from tests.integration.test_commands import run
 from tests.proxy import Proxy
 from tests.world import ORGANIZATION, envelope
 
@@ -136,7 +138,19 @@ def test_a_dropped_table_heals_through_a_pooler(pooled, tenant_url):
     assert write(pool, envelope({"id": 1})).ledger is LedgerOutcome.INSERTED
     with db.connect(pooled, migrate.LIMITS) as connection:
         assert migrate.pending(connection, migrate.Series.TENANT) == []
+        assert migrate.drift(connection, migrate.Series.TENANT).differences == []
     pool.close()
+
+
+@needs_pgbouncer
+def test_a_pooler_that_nobody_mentioned_is_noticed_when_a_shop_is_connected(pooled, tenant_url):
+    hints = {
+        mode: shops._provision(db.Target(conninfo=url, pooler_mode=mode))[1]
+        for mode, url in (("none", pooled.conninfo), (pooled.pooler_mode, pooled.conninfo))
+    }
+    assert "--pooler-mode transaction" in hints["none"][0]
+    assert hints[pooled.pooler_mode] == []
+    assert shops._provision(db.Target(conninfo=tenant_url))[1] == []
 
 
 @needs_pgbouncer
@@ -200,7 +214,15 @@ def test_a_pooler_whose_server_ended_the_connection_is_met_with_a_fresh_one(pool
     pool.close()
 
 
-# Without a pooler: the statements themselves
+# Without a pooler
+
+
+def test_supabases_transaction_pooler_is_not_taken_for_a_database(world):
+    url = "postgresql://u:p@aws-0-eu-central-1.pooler.supabase.com:6543/postgres"
+    asked = ("connect_shop", "--shop", "x.myshopify.com", "--organization", "o")
+    refused = run(world.environ, *asked, "--database-url", url)
+    assert refused.returncode == 1
+    assert "--pooler-mode transaction" in refused.stderr
 
 
 @pytest.fixture

@@ -125,8 +125,13 @@ def test_a_server_without_tls_is_refused_and_named(postgres):
 
 
 def test_full_verification_alone_goes_by_the_systems_authorities(server, ca, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
     url = db.with_tls(make_conninfo(server.url(), sslmode="verify-full"))
     assert "certificate verify failed" in str(fault(url))
+    monkeypatch.setattr(db, "_SYSTEM_AUTHORITIES", ("/none", ca))
+    assert connects(url)
+    monkeypatch.setattr(db, "_SYSTEM_AUTHORITIES", ())
     monkeypatch.setenv("SSL_CERT_FILE", ca)
     assert connects(url)
 
