@@ -199,20 +199,24 @@ class Replayer:
         if failed_event is None:
             log.warning("lease.lost", before="replay")
             return Verdict.LOST, None
-        envelope = failed_event.as_envelope()
+        try:
+            envelope = failed_event.as_envelope()
+        except Exception as error:  # noqa: BLE001 - one unreadable row must not end the run
+            return self._failed(run, row, error, topic=""), error
         with log.bound(attempt=failed_event.retry_count + 1, **envelopes.ids(envelope)):
             try:
                 self._apply(envelope)
             except Exception as error:  # noqa: BLE001 - every failure has its verdict
-                verdict = self._leases.reschedule(
-                    run.token, row, run.started_at, error, envelope.topic
-                )
-                log.warning("replay.failed", error, verdict=verdict)
-                return verdict, error
+                return self._failed(run, row, error, envelope.topic), error
             verdict = self._leases.resolve(run.token, row, run.started_at)
             log.info("replay.succeeded", verdict=verdict)
             audit.settle(self._application, envelope)
             return verdict, None
+
+    def _failed(self, run: Run, row: int, error: Exception, topic: str) -> Verdict:
+        verdict = self._leases.reschedule(run.token, row, run.started_at, error, topic)
+        log.warning("replay.failed", error, verdict=verdict)
+        return verdict
 
     def _apply(self, envelope: Envelope) -> None:
         try:
