@@ -70,14 +70,19 @@ from (select id, row_number() over (order by due_at, id) as place
 where f.id = p.id and f.status = 'pending' and f.lease_token is null
 returning f.id"""
 
-# Tenants that are to be probed and have no failed event left to do it with.
+# Tenants that are to be probed and have no failed event left to do it with. Each question has an
+# index of its own; a join would read the whole ledger.
 _WITHOUT_CANARY: Final = """
 update subscriber_tenantincident i
 set last_probe_at = now(), probe_count = probe_count + 1,
     next_probe_at = now() + make_interval(secs => %(lease_seconds)s)
 where ended_at is null and kind = 'unavailable' and next_probe_at <= now()
-  and not exists (select from subscriber_subscriberfailedevent f
-                  where f.tenant = i.tenant and f.status = 'pending')
+  and (select f.id from subscriber_subscriberfailedevent f
+       where f.tenant = i.tenant and f.status = 'pending' and f.lease_token is null
+       order by f.due_at, f.id limit 1) is null
+  and (select f.id from subscriber_subscriberfailedevent f
+       where f.tenant = i.tenant and f.lease_token is not null
+       order by f.leased_until limit 1) is null
 returning tenant"""
 
 _PAUSE: Final = """

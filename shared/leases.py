@@ -47,8 +47,9 @@ from claimed c order by c.turn"""
 
 # Turn by turn: of each tenant the row that is due longest, then of each its next one. The tenants
 # are found by hopping through the index from where the last turn stopped; nothing is read that is
-# not claimed, however long the ledger is. A tenant with an incident has no turn until its probe is
-# due, and then for one row only, the canary.
+# not claimed, however long the ledger is. What was picked is looked up by its id, row by row: right
+# after a burst the planner knows little of the table, and would join with all that is due. A tenant
+# with an incident has no turn until its probe is due, and then for one row only, the canary.
 _CLAIM: Final = (
     """
 with recursive rest as (
@@ -95,10 +96,11 @@ with recursive rest as (
 ), picked as materialized (
   select id, row_number() over () as turn from (select id from ring limit %(limit)s) r
 ), locked as materialized (
-  select f.id, f.tenant, p.turn from picked p join subscriber_subscriberfailedevent f using (id)
-  where f.status = 'pending' and f.lease_token is null and f.due_at <= now()
-  order by f.id
-  for update of f skip locked
+  select f.id, f.tenant, p.turn
+  from (select id, turn from picked order by id) p cross join lateral (
+    select f.id, f.tenant from subscriber_subscriberfailedevent f
+    where f.id = p.id and f.status = 'pending' and f.lease_token is null and f.due_at <= now()
+    for update skip locked) f
 )"""
     + _TAKEN
 )
