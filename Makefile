@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: help install demo dev test test-slow lint format clean
+.PHONY: help install demo dev test test-slow bench lint format clean
 
 help:  ## What there is to make
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -29,6 +29,9 @@ test: install  ## The tests, in parallel
 
 test-slow: install  ## Loads and long runs
 	@$(PY) -m pytest -n auto --dist worksteal -m slow $(ARGS)
+
+bench: install  ## How fast one event is, against pgbench and the earlier design
+	@$(PY) -m bench pipeline $(ARGS)
 
 lint: install  ## Style, types and layers
 	@$(PY) -m ruff check .

@@ -2,6 +2,7 @@
 
 import json
 import re
+from decimal import Decimal
 from typing import Any, Final, NoReturn
 
 BOM: Final = "\ufeff"
@@ -13,6 +14,11 @@ _LOW: Final = r"u[dD][c-fC-F][0-9a-fA-F]{2}"
 _SUSPECT: Final = re.compile(
     rf"(?P<run>\\(?<!\\\\)(?:\\\\)*+)(?:(?P<pair>{_HIGH}\\{_LOW})|u0000|{_HIGH}|{_LOW})"
 )
+
+
+# As many digits as PostgreSQL's numbers have, before the point.
+_DIGITS_MAX: Final = 131_072
+_FORM: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE]([+-]?[0-9]{1,6}))?")
 
 
 class Number(str):
@@ -31,9 +37,7 @@ def read(body: bytes) -> tuple[str, Any]:
     """
     text = storable(_decoded(body))
     try:
-        value = json.loads(
-            text, parse_float=Number, parse_int=_integer, parse_constant=_no_constant
-        )
+        value = _value(text)
     except json.JSONDecodeError as error:
         # Not chained: the error holds the whole body.
         raise ValueError(f"The body is not JSON: it goes wrong at character {error.pos}.") from None
@@ -44,7 +48,7 @@ def read(body: bytes) -> tuple[str, Any]:
 
 def storable(text: str) -> str:
     """JSON text with what jsonb refuses replaced; everything else stays to the letter."""
-    return _SUSPECT.sub(_replaced, text)
+    return _SUSPECT.sub(_replaced, text) if "\\u" in text else text
 
 
 def jsonb_text(body: bytes) -> str | None:
@@ -53,6 +57,16 @@ def jsonb_text(body: bytes) -> str | None:
         return read(body)[0]
     except ValueError:
         return None
+
+
+def plain(number: Number) -> int | Number:
+    """A number as jsonb gives it back, without exponent: 1e2 is 100, and -0.0 is 0.0."""
+    form = _FORM.fullmatch(number)
+    if form is None or abs(int(form[1] or 0)) > _DIGITS_MAX:
+        return number
+    exact = Decimal(number)
+    text = format(exact if exact else abs(exact), "f")
+    return Number(text) if "." in text else _integer(text)
 
 
 def _decoded(body: bytes) -> str:
@@ -68,6 +82,16 @@ def _replaced(found: re.Match[str]) -> str:
     return found.group() if found["pair"] else found["run"] + "ufffd"
 
 
+def _value(text: str) -> Any:
+    try:
+        return _QUICK.decode(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer longer than Python converts, or what is no number
+        pass
+    return _PATIENT.decode(text)
+
+
 def _integer(text: str) -> int | Number:
     try:
         return int(text)
@@ -77,3 +101,10 @@ def _integer(text: str) -> int | Number:
 
 def _no_constant(_name: str) -> NoReturn:
     raise ValueError("The body is not JSON: it holds NaN or an infinity.")
+
+
+# Made once, and the usual one without a call for each integer: this is where parsing spends itself.
+_QUICK: Final = json.JSONDecoder(parse_float=Number, parse_constant=_no_constant)
+_PATIENT: Final = json.JSONDecoder(
+    parse_float=Number, parse_int=_integer, parse_constant=_no_constant
+)

@@ -1,0 +1,36 @@
+"""What a figure was measured on: without it the figure means nothing."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+
+def describe(connection: psycopg.Connection[Any]) -> dict[str, str]:
+    """Processor, memory, system, load, and the versions that matter."""
+    return {
+        "processor": f"{_processor()}, {os.cpu_count()} virtual cores",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "system": platform.platform(terse=True),
+        "load": f"{os.getloadavg()[0]:.1f} when it began",
+        "python": platform.python_version(),
+        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
+        "postgresql": ".".join(str(part) for part in divmod(connection.info.server_version, 10000)),
+        **{name: _setting(connection, name) for name in ("fsync", "synchronous_commit")},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _setting(connection: psycopg.Connection[Any], name: str) -> str:
+    row = connection.execute("select current_setting(%s)", [name]).fetchone()
+    return str(row and row[0])
