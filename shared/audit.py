@@ -1,11 +1,12 @@
 """The audit row: what our webhook was given, before anything else is done with it."""
 
-from typing import Any, Final
+from typing import Final
 
-import psycopg
+from psycopg.rows import scalar_row
 
 from shared import db, log
 from shared import envelope as envelopes
+from shared.errors import HookledgerError
 from shared.jsontext import jsonb_text
 from shared.model import Envelope
 
@@ -24,26 +25,12 @@ on conflict (shop_domain, event_id) do update set event_id = a.event_id
 returning id"""
 
 
-def record(application: db.Pool, envelope: Envelope) -> None:
-    """Writes the audit row; a second delivery of the same event changes nothing.
+def record(application: db.Pool, envelope: Envelope) -> int:
+    """Writes the audit row and returns its id; a second delivery of the same event changes nothing.
 
     A second body under the same id gets a row of its own. Raises what psycopg raises.
     """
     payload = jsonb_text(envelope.payload)
-    application.run(lambda connection: _insert(connection, envelope, payload))
-
-
-def settle(application: db.Pool, envelope: Envelope) -> None:
-    """Writes the audit row that the webhook owes, if it does. A failure changes nothing else."""
-    if envelope.audited:
-        return
-    try:
-        record(application, envelope)
-    except Exception as error:  # noqa: BLE001 - the event itself is safe
-        log.warning("audit.not_written", error)
-
-
-def _insert(connection: psycopg.Connection[Any], envelope: Envelope, payload: str | None) -> None:
     for candidate in (envelope, envelopes.collided(envelope)):
         parameters = {
             "topic": candidate.topic,
@@ -54,5 +41,16 @@ def _insert(connection: psycopg.Connection[Any], envelope: Envelope, payload: st
             "triggered_at": candidate.triggered_at,
             "received_at": candidate.received_at,
         }
-        if connection.execute(_INSERT, parameters).fetchone():
-            return
+        if rows := application.fetch(scalar_row, _INSERT, parameters):
+            return rows[0]
+    raise HookledgerError("The audit table has two bodies under this id already.")
+
+
+def settle(application: db.Pool, envelope: Envelope) -> None:
+    """Writes the audit row that the webhook owes, if it does. A failure changes nothing else."""
+    if envelope.audited:
+        return
+    try:
+        record(application, envelope)
+    except Exception as error:  # noqa: BLE001 - the event itself is safe
+        log.warning("audit.not_written", error)

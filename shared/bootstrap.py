@@ -4,19 +4,22 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from shared import config, db, log, migrate, secrets
 from shared.directory import Directory
+from shared.errors import ConfigurationError
 from shared.failures import Failures
 from shared.incidents import Incidents
 from shared.ingest import Ingester
 from shared.leases import Leases
+from shared.outbox import Outbox
 from shared.pipeline import Pipeline
 from shared.replay import Replayer
 
 if TYPE_CHECKING:
+    from shared.publish import Publisher
     from shared.receive import Receiver
 
 T = TypeVar("T")
@@ -93,6 +96,10 @@ class Core:
             batch_limit=self.settings.retry_batch_limit,
             parallelism=self.settings.replay_parallelism,
         )
+
+    def outbox(self) -> Outbox:
+        """Republishes what Pub/Sub did not confirm."""
+        return Outbox(self.application, self.failures, cache(partial(_publisher, self.settings)))
 
     def ingester(self) -> Ingester:
         """Takes in messages."""
@@ -171,6 +178,14 @@ def _settings(environ: Mapping[str, str], require: tuple[str, ...]) -> config.Se
     settings = config.load(environ, require=require)
     log.setup(level=settings.log_level, project=settings.google_cloud_project)
     return settings
+
+
+def _publisher(settings: config.Settings) -> "Publisher":
+    if not settings.pubsub_topic:
+        raise ConfigurationError("PUBSUB_TOPIC is missing: the outbox cannot be sent without it.")
+    from shared.publish import Publisher  # noqa: PLC0415 - few runs have anything to publish
+
+    return Publisher(settings.pubsub_topic)
 
 
 def _failures(settings: config.Settings, application: db.Pool) -> Failures:

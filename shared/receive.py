@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from shared import audit, db, log, signature
+from shared import audit, db, log, outbox, signature
 from shared import envelope as envelopes
 from shared.errors import ShopMismatchError, UnpublishableBodyError
 from shared.failures import Failures
@@ -21,6 +21,8 @@ AUDIT_LIMITS: Final = db.Limits(connect=2, statement=0.8, lock=0.5, wait=0.3, gr
 # A body that only the failure ledger can take is a large one.
 FAILURE_LIMITS: Final = db.Limits(connect=2, statement=1.5, lock=0.5, wait=0.3, grace=0.2)
 PUBLISH_SECONDS_MIN: Final = 0.5
+# What the outbox gets of it, when the publish has taken all of its share.
+OUTBOX_SECONDS: Final = AUDIT_LIMITS.wait + AUDIT_LIMITS.patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +84,24 @@ class Receiver:
         return Answer(status=200, body={"status": "accepted", "event_id": envelope.event_id})
 
     def _publish(self, envelope: Envelope, data: bytes, deadline: float) -> str:
-        self._publisher.prepare()
-        attributes = envelopes.message_attributes(
-            replace(envelope, audited=self._audited(envelope))
-        )
-        timeout = max(deadline - self._clock(), PUBLISH_SECONDS_MIN)
-        self._publisher.publish(data, attributes, timeout=timeout)
+        row = self._audited(envelope)
+        audited = replace(envelope, audited=row is not None)
+        attributes = envelopes.message_attributes(audited)
+        if row is not None:
+            deadline -= OUTBOX_SECONDS
+        try:
+            self._publisher.prepare()
+            timeout = max(deadline - self._clock(), PUBLISH_SECONDS_MIN)
+            self._publisher.publish(data, attributes, timeout=timeout)
+        except UnpublishableBodyError as error:
+            self._failures.record(audited, error)
+            return "failure ledger"
+        except Exception as error:
+            if row is None:
+                raise
+            log.warning("webhook.publish_deferred", error)
+            outbox.put(self._application, row, data, attributes)
+            return "outbox"
         return "pubsub"
 
     def _keep(self, envelope: Envelope) -> str:
@@ -95,13 +109,13 @@ class Receiver:
         self._failures.record(replace(envelope, audited=False), _unpublishable(envelope))
         return "failure ledger"
 
-    def _audited(self, envelope: Envelope) -> bool:
+    def _audited(self, envelope: Envelope) -> int | None:
+        """The audit row's id; None when it could not be written in time."""
         try:
-            audit.record(self._application, envelope)
+            return audit.record(self._application, envelope)
         except Exception as error:  # noqa: BLE001 - the subscriber writes it instead
             log.warning("webhook.audit_deferred", error)
-            return False
-        return True
+            return None
 
 
 def _fault(envelope: Envelope) -> str:
