@@ -118,7 +118,7 @@ def run(console: Console) -> bool:
 def _played(demo: Demo) -> bool:
     started = time.monotonic()
     try:
-        for scene in (_deliveries, _native, _duplicate, _order, _forgery, _outage):
+        for scene in (_deliveries, _native, _duplicate, _order, _forgery, _silence, _outage):
             title = (scene.__doc__ or "").strip()
             demo.console.print(f"\n[bold]{title}[/]")
             scene(demo)
@@ -198,6 +198,22 @@ def _forgery(demo: Demo) -> None:
     demo.check("the answer is 401", demo.deliver("orders/create", secret="guessed"), 401)  # noqa: S106 - a wrong one
     demo.settle()
     demo.check("nothing was stored", demo.tenant("select count(*) from shopify_events"), before)
+
+
+def _silence(demo: Demo) -> None:
+    """Pub/Sub refuses, and takes messages again"""
+    assert demo.stack.pubsub is not None
+    event_id = str(uuid.uuid4())
+    stored: LiteralString = "select count(*) from shopify_events where event_id = %(id)s"
+    demo.stack.pubsub.broker.refuse_publishes(True)
+    status = demo.deliver("orders/cancelled", event_id=event_id)
+    demo.check("a delivery meanwhile was still answered 200", status, 200)
+    demo.stack.pubsub.broker.refuse_publishes(False)
+    demo.check("it waits in the outbox", demo.tenant(stored, id=event_id), [(0,)])
+    answer = deliveries.post(demo.stack.functions["retry"].url).json()
+    demo.check("the retry function sends it again", answer["republished"], 1)
+    demo.settle()
+    demo.check("it is in the event ledger", demo.tenant(stored, id=event_id), [(1,)])
 
 
 def _outage(demo: Demo) -> None:

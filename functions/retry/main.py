@@ -1,10 +1,10 @@
-"""Cloud Scheduler's tick: failed events that are due are replayed."""
+"""Cloud Scheduler's tick: the outbox is sent, and failed events that are due are replayed."""
 
 import functions_framework
 from flask import Request
 from flask.typing import ResponseReturnValue
 
-from shared import bootstrap, db, log, replay
+from shared import bootstrap, db, log, replay, tick
 
 parts = bootstrap.Once(bootstrap.core)
 
@@ -23,8 +23,12 @@ def retry(request: Request) -> ResponseReturnValue:
     try:
         if core.settings.auto_migrate:
             bootstrap.migrate_application(core.settings)
-        budget = core.settings.retry_time_budget_seconds
-        return core.replayer().run(asked, budget_seconds=budget).as_json()
+        return tick.tick(
+            asked,
+            replayer=core.replayer(),
+            outbox=core.outbox(),
+            budget_seconds=core.settings.retry_time_budget_seconds,
+        )
     except db.UNREACHABLE as error:
         log.error("replay.unavailable", error)
         return {"error": "The application database is out of reach."}, 503

@@ -10,11 +10,15 @@ import pytest
 
 from dev import deliveries
 from dev.functions import Function
+from dev.pubsub_grpc import PubSubServer
+from shared import audit, outbox
 from shared.model import Envelope
-from tests.functions.rig import NOBODY, Log, Silence, Starter, allowed
+from tests.functions.rig import NOBODY, PUBSUB_TOPIC, Inbox, Log, Silence, Starter, allowed
 from tests.world import SHOP, World, envelope
 
-NOTHING = {"retried": 0, "resolved": 0, "failed": 0, "deferred": 0, "lost": 0, "dry_run": False}
+# A row asked for by its id, and a dry run, are replays only.
+REPLAYED = {"retried": 0, "resolved": 0, "failed": 0, "deferred": 0, "lost": 0, "dry_run": False}
+NOTHING = REPLAYED | {"republished": 0}
 EMAIL = "jane.planted@example.com"
 
 
@@ -126,7 +130,7 @@ def test_without_a_limit_it_goes_on_batch_after_batch(start: Starter, world: Wor
 
 def test_event_id_picks_one_row_by_its_primary_key(retry: Function, world: World) -> None:
     rows = [world.fail(order()) for _ in range(3)]
-    assert run(retry, event_id=rows[1]) == NOTHING | {"retried": 1, "resolved": 1}
+    assert run(retry, event_id=rows[1]) == REPLAYED | {"retried": 1, "resolved": 1}
     assert states(world) == [("pending", 0), ("resolved", 0), ("pending", 0)]
 
 
@@ -156,7 +160,7 @@ def test_event_id_of_a_row_that_is_not_to_be_replayed_changes_nothing(
                 row=row,
             )
     before = everything(world)
-    assert run(retry, event_id=asked) == NOTHING
+    assert run(retry, event_id=asked) == REPLAYED
     assert everything(world) == before
 
 
@@ -188,6 +192,17 @@ def test_what_no_time_is_left_for_is_given_back(start: Starter, world: World) ->
     assert run(retry) == NOTHING | {"retried": 2, "resolved": 2}
 
 
+def test_a_tick_sends_the_outbox_too(start: Starter, world: World) -> None:
+    sent = order()
+    row = audit.record(world.core.application, sent)
+    outbox.put(world.core.application, row, sent.payload, {"X-Shopify-Webhook-Id": sent.event_id})
+    with PubSubServer() as server:
+        inbox = Inbox(server)
+        settings = {"PUBSUB_TOPIC": PUBSUB_TOPIC, "PUBSUB_EMULATOR_HOST": inbox.host}
+        assert run(start("retry", **world.environ, **settings)) == NOTHING | {"republished": 1}
+        assert inbox.message(sent.event_id).data == sent.payload
+
+
 # A dry run
 
 
@@ -201,14 +216,18 @@ def test_a_dry_run_changes_nothing_and_says_what_would_happen(
     before = everything(world)
     answer = run(retry, dry_run=True)
     assert everything(world) == before
-    assert answer == NOTHING | {
+    assert answer == REPLAYED | {
         "retried": 2,
         "resolved": 1,
         "failed": 1,
         "dry_run": True,
         "rows": [
             {"id": rows[0], "ledger": "inserted", "snapshot": "inserted"},
-            {"id": rows[1], "error_type": "ValueError"},
+            {
+                "id": rows[1],
+                "error_type": "ValueError",
+                "error_message": "The body is not JSON: it goes wrong at character 0.",
+            },
         ],
     }
     assert stored not in rows

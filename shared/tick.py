@@ -1,0 +1,42 @@
+"""What one tick of the scheduler does, side by side: the outbox, and the replays.
+
+Each part has its own budget and its own faults: only a failure ledger out of reach fails the tick.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from shared import log
+from shared.outbox import Outbox
+from shared.replay import Replayer, Request
+
+
+def tick(
+    request: Request, *, replayer: Replayer, outbox: Outbox, budget_seconds: float
+) -> dict[str, Any]:
+    """The retry function's answer. A dry run, and a row asked for by its id, are replays only.
+
+    Raises one of db.UNREACHABLE when the failure ledger is out of reach.
+    """
+
+    def replay() -> dict[str, Any]:
+        return replayer.run(request, budget_seconds=budget_seconds).as_json()
+
+    if request.dry_run or request.event_id is not None:
+        return replay()
+    with ThreadPoolExecutor(thread_name_prefix="tick") as threads:
+        republished = threads.submit(
+            _guarded, lambda: outbox.republish(budget_seconds=budget_seconds)
+        )
+        replayed = threads.submit(replay)
+        return replayed.result() | {"republished": republished.result()}
+
+
+def _guarded(part: Callable[[], int]) -> int:
+    """What a part did, or 0 with its fault in the log."""
+    try:
+        return part()
+    except Exception as error:  # noqa: BLE001 - one part's fault is not the others'
+        log.error("tick.part_failed", error)
+        return 0
