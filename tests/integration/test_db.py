@@ -449,6 +449,15 @@ def test_a_server_that_is_full_still_serves_over_the_connections_there_are(own_s
     pool.run(ask)
     assert at_once(2, lambda: pool.run(nap)) == {"done": 1, "TooManyConnections": 1}
     assert pool.run(ask) == (1,)
+    pool._trip(pg.TooManyConnections("by somebody who came back later than the connection did"))
+    assert pool.run(ask) == (1,)
+
+
+def test_a_pool_that_was_evicted_before_its_use_serves_and_keeps_nothing(empty_url, make_pool):
+    pool = make_pool(empty_url)
+    pool.retire()
+    assert pool.run(ask) == (1,)
+    wait_for_backends(empty_url, 0)
 
 
 def test_a_server_that_shuts_down_is_transient(own_server, make_pool):

@@ -219,3 +219,11 @@ def test_tenant_files_can_all_be_run_again(connection):
     connection.execute("drop table shopify_orders")
     migrate.apply_again(connection, Series.TENANT)
     assert rows(connection, "select to_regclass('shopify_orders') is not null") == [(True,)]
+
+
+def test_looking_for_drift_leaves_the_session_as_it_was(connection):
+    migrate.apply(connection, Series.TENANT)
+    path = rows(connection, "show search_path")
+    assert migrate.drift(connection, Series.TENANT) == migrate.Drift(differences=[], unsecured=[])
+    assert rows(connection, "select 1 from pg_class where relpersistence = 't'") == []
+    assert rows(connection, "show search_path") == path
