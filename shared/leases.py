@@ -5,7 +5,7 @@ Whoever claims rows holds them under a token until the lease ends, and every ver
 the token: a late worker changes nothing. Leases and schedules go by the database's clock.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -81,7 +81,8 @@ with recursive rest as (
     where f.status = 'pending' and f.lease_token is null and f.tenant = t.tenant
       and f.due_at <= now()
     order by f.due_at, f.id limit 1) d
-  where not exists (select from subscriber_tenantincident i
+  where t.tenant <> all(%(busy)s::text[])
+    and not exists (select from subscriber_tenantincident i
                     where i.tenant = t.tenant and i.ended_at is null and i.next_probe_at > now())
 ), ring as (
   select * from head
@@ -280,16 +281,20 @@ class Leases:
         """Notes that a retry run came to its end."""
         self._application.fetch(scalar_row, _RUN_FINISHED)
 
-    def claim(self, token: UUID, limit: int, only_id: int | None = None) -> list[Claim]:
+    def claim(
+        self, token: UUID, limit: int, only_id: int | None = None, *, busy: Sequence[str] = ()
+    ) -> list[Claim]:
         """Leases up to `limit` due rows and returns them in the order of their turns.
 
-        `only_id` names the one row to lease: if it is due, and its tenant is not paused.
+        `only_id` names the one row to lease: if it is due, and its tenant is not paused. Tenants
+        that are `busy` have no turn.
         """
         leasing = {"token": token, "lease_seconds": self._lease_seconds}
         if only_id is not None:
             only = leasing | {"only_id": only_id}
             return self._application.fetch(class_row(Claim), _CLAIM_ONE, only)
-        claims = self._application.fetch(class_row(Claim), _CLAIM, leasing | {"limit": limit})
+        turns = leasing | {"limit": limit, "busy": list(busy)}
+        claims = self._application.fetch(class_row(Claim), _CLAIM, turns)
         if claims:
             # A hint for the next claim, not a promise: a crash before it costs a turn at most.
             self._application.fetch(scalar_row, _STOPPED_AT, {"tenant": claims[-1].tenant})

@@ -3,12 +3,11 @@
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from functools import partial
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import psycopg
@@ -20,6 +19,8 @@ from shared.incidents import Incidents
 from shared.leases import Claim, FailedEvent, Leases, Verdict
 from shared.model import Envelope
 from shared.pipeline import Pipeline
+
+TURN_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,24 +119,43 @@ class Replayer:
         started_at = self._leases.run_started()
         self._reap()
         self._probe_tenants_without_canary(started_at)
-        while self._clock() < deadline and (size := self._batch_size(request, report)):
-            token = uuid4()
-            claims = self._leases.claim(token, size, request.event_id)
-            if not claims:
-                break
-            report.add(
-                self._replay_batch(
-                    Run(token=token, started_at=started_at, deadline=deadline), claims
-                )
-            )
+        self._drain(request, report, started_at, deadline)
         self._leases.run_finished()
         log.info("replay.finished", **report.as_json())
         return report
 
-    def _batch_size(self, request: Request, report: Report) -> int:
-        if request.limit is None:
-            return self._batch_limit
-        return min(self._batch_limit, request.limit - report.retried - report.lost)
+    def _drain(
+        self, request: Request, report: Report, started_at: datetime, deadline: float
+    ) -> None:
+        """Tenants side by side. One that takes its time holds up no other's next rows."""
+        at_work: dict[Future[Counter[str]], list[Claim]] = {}
+        with ThreadPoolExecutor(self._parallelism, thread_name_prefix="replay") as threads:
+            while True:
+                if len(at_work) < self._parallelism and self._clock() < deadline:
+                    run = Run(token=uuid4(), started_at=started_at, deadline=deadline)
+                    for claims in self._claimed(run, request, report, list(at_work.values())):
+                        at_work[threads.submit(self._replay_tenant, run, claims)] = claims
+                if not at_work:
+                    return
+                for finished in wait(at_work, return_when=FIRST_COMPLETED).done:
+                    del at_work[finished]
+                    report.add(finished.result())
+
+    def _claimed(
+        self, run: Run, request: Request, report: Report, at_work: list[list[Claim]]
+    ) -> Collection[list[Claim]]:
+        """The next batch, by tenants, without those that are at work."""
+        size = self._batch_limit
+        if request.limit is not None:
+            under_way = sum(len(claims) for claims in at_work)
+            size = min(size, request.limit - report.retried - report.lost - under_way)
+        if size <= 0:
+            return []
+        busy = [claims[0].tenant for claims in at_work]
+        tenants = defaultdict[str, list[Claim]](list)
+        for claim in self._leases.claim(run.token, size, request.event_id, busy=busy):
+            tenants[claim.tenant].append(claim)
+        return tenants.values()
 
     def _reap(self) -> None:
         for row in self._leases.reap():
@@ -148,20 +168,20 @@ class Replayer:
         for tenant in self._incidents.without_canary():
             self._probe(tenant, started_at)
 
-    def _replay_batch(self, run: Run, claims: list[Claim]) -> Counter[str]:
-        """Tenants side by side, as many as may be."""
-        tenants = defaultdict[str, list[Claim]](list)
-        for claim in claims:
-            tenants[claim.tenant].append(claim)
-        with ThreadPoolExecutor(self._parallelism, thread_name_prefix="replay") as threads:
-            return sum(threads.map(partial(self._replay_tenant, run), tenants.values()), Counter())
-
     def _replay_tenant(self, run: Run, claims: list[Claim]) -> Counter[str]:
-        """One tenant's rows, one after another, until its database is found to be unavailable."""
+        """One tenant's rows, one after another, until its database is found to be unavailable.
+
+        Nor for longer than its turn: tenants whose rows all run into a timeout would hold all the
+        threads, and everybody else up.
+        """
         counts = Counter[str]()
+        ends = run.deadline
         for place, claim in enumerate(claims):
-            if self._clock() >= run.deadline:
+            now = self._clock()
+            if now >= ends:
                 return counts + self._deferred(run, claims[place:])
+            if place == 0:
+                ends = min(ends, now + TURN_SECONDS)
             with log.bound(failed_event=claim.id):
                 verdict, error = self._replay(run, claim.id)
             counts[verdict] += 1
