@@ -259,5 +259,9 @@ class Replayer:
         try:
             outcome = self._pipeline.apply(failed_event.as_envelope(), dry_run=True)
         except Exception as error:  # noqa: BLE001 - what would fail is part of the answer
-            return {"id": failed_event.id, "error_type": type(error).__name__}
+            return {
+                "id": failed_event.id,
+                "error_type": type(error).__name__,
+                "error_message": redact.message(error),
+            }
         return {"id": failed_event.id, "ledger": outcome.ledger, "snapshot": outcome.snapshot}

@@ -219,7 +219,11 @@ def test_a_dry_run_tells_what_would_happen_and_changes_nothing(world):
         {"id": rows[1], "ledger": "inserted", "snapshot": "inserted"},
         {"id": rows[2], "ledger": "inserted", "snapshot": "updated"},
         {"id": rows[3], "ledger": "inserted", "snapshot": "stale"},
-        {"id": rows[4], "error_type": "ValueError"},
+        {
+            "id": rows[4],
+            "error_type": "ValueError",
+            "error_message": "The body is JSON, but not an object.",
+        },
     ]
     assert world.failed_events() == before
     assert len(world.tenant("select 1 from shopify_events")) == 1
