@@ -17,6 +17,7 @@ from shared.leases import Leases
 from shared.outbox import Outbox
 from shared.pipeline import Pipeline
 from shared.replay import Replayer
+from shared.retention import Policy, Retention
 
 if TYPE_CHECKING:
     from shared.publish import Publisher
@@ -101,6 +102,22 @@ class Core:
         """Republishes what Pub/Sub did not confirm."""
         return Outbox(self.application, self.failures, cache(partial(_publisher, self.settings)))
 
+    def retention(self) -> Retention:
+        """Takes away what is old enough."""
+        settings = self.settings
+        return Retention(
+            self.application,
+            self.directory,
+            self.tenants,
+            Policy(
+                resolved_payload_days=settings.retention_resolved_payload_days,
+                resolved_days=settings.retention_resolved_days,
+                audit_days=settings.retention_audit_days,
+                event_payload_days=settings.retention_event_payload_days,
+            ),
+            share_one_database=bool(settings.shopify_storage_database_url),
+        )
+
     def ingester(self) -> Ingester:
         """Takes in messages."""
         return Ingester(self.application, self.failures, self.pipeline)
@@ -157,7 +174,9 @@ def application_pool(settings: config.Settings, limits: db.Limits = APPLICATION_
 
 def application_target(settings: config.Settings) -> db.Target:
     """Where the application database is."""
-    return db.Target(conninfo=settings.app_database_url, pooler_mode=settings.app_pooler_mode)
+    return db.Target(
+        conninfo=db.with_tls(settings.app_database_url), pooler_mode=settings.app_pooler_mode
+    )
 
 
 def tenant_limits(settings: config.Settings) -> db.Limits:

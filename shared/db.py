@@ -55,8 +55,10 @@ _CLOSE_WHEN_IDLE: Final = "select set_config('idle_session_timeout', %(close)s, 
 # By SQLSTATE class: these need somebody to act; all others, and errors without one, may pass.
 _PERMANENT_CLASSES: Final = ("0A", "21", "22", "23", "28", "3D", "3F", "42", "44", "54")
 
+AUTHENTICATION_CLASS: Final = "28"
+
 # By `code`: the database could not be reached, fell silent, or did not let us in.
-CONNECTION_CLASSES: Final = ("08", "28", "3D")
+CONNECTION_CLASSES: Final = ("08", AUTHENTICATION_CLASS, "3D")
 CONNECTION_CODES: Final = (
     *("53300", "57P01", "57P02", "57P03"),
     *("connection_failed", "host_not_found", "ipv6_only", "tls_failed"),

@@ -8,7 +8,7 @@ import atexit
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -168,6 +168,13 @@ class Directory:
             return remembered.answer
         # A fresh one: threads must not share, and pile tracebacks on, one exception.
         raise type(remembered.answer)(str(remembered.answer))
+
+    def doubt(self, shop_domain: str) -> None:
+        """The shop's database refused the credential: it is looked up again soon."""
+        remembered = self._known.get(shop_domain)
+        if remembered is not None:
+            soon = remembered.fresh_until - FOUND_SECONDS + MISSED_SECONDS
+            self._known[shop_domain] = replace(remembered, fresh_until=soon)
 
     def organization(self, shop_domain: str) -> str | None:
         """The shop's organization, as far as it is remembered."""

@@ -1,5 +1,7 @@
 """decode, route, parse, store: what is done with an event, at the first try and at each replay."""
 
+import psycopg
+
 from shared import db, store
 from shared import envelope as envelopes
 from shared.directory import Directory
@@ -23,7 +25,12 @@ class Pipeline:
         event = parse(envelope)
         check_shop(envelope)
         pool = self._tenants.pool(route.target)
-        return store.store(pool, route.organization_id, envelope, event, dry_run=dry_run)
+        try:
+            return store.store(pool, route.organization_id, envelope, event, dry_run=dry_run)
+        except psycopg.OperationalError as error:
+            if db.code(error).startswith(db.AUTHENTICATION_CLASS):
+                self._directory.doubt(envelope.shop_domain)
+            raise
 
     def probe(self, organization_id: str) -> None:
         """Asks the organization's tenant database for nothing; raises why it does not answer."""

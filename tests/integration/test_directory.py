@@ -16,7 +16,7 @@ from shared.errors import (
     StorageConfigurationError,
     UnknownShopError,
 )
-from tests.world import ORGANIZATION, SHOP, World
+from tests.world import ORGANIZATION, SHOP, World, message
 
 
 class Clock:
@@ -268,3 +268,19 @@ def test_without_keys_nothing_is_encrypted():
         secrets.Keyring([]).encrypt("x")
     with pytest.raises(ConfigurationError, match="CREDENTIAL_KEYS"):
         secrets.Keyring(["short"]).encrypt("x")
+
+
+def test_a_rotated_password_is_noticed_within_seconds(world, postgres):
+    clock = Clock()
+    world.core.directory._clock = clock
+    assert world.ingester.ingest(message())
+    wrong = make_conninfo(world.tenant_url, password="rotated")
+    world.connect_shop(url=wrong)
+    world.core.tenants.close()
+    clock.now = FOUND_SECONDS
+    assert world.ingester.ingest(message())
+    assert world.failed_event()["error_type"] == "InvalidPassword"
+    world.connect_shop()
+    clock.now += MISSED_SECONDS
+    assert world.ingester.ingest(message())
+    assert len(world.tenant("select 1 from shopify_events")) == 2
