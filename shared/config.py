@@ -102,6 +102,25 @@ class Settings:
     )
     tenant_connect_timeout_seconds: int = _setting(2, "at least 2", parse=_whole)
     tenant_statement_timeout_seconds: int = _setting(3, "for one event", parse=_whole)
+    maintenance_time_budget_seconds: int = _setting(
+        20, "no step of maintenance starts after this long in one run", parse=_whole
+    )
+    retention_resolved_payload_days: int = _setting(
+        30, "days until payload and traceback of a resolved failed event go", parse=_whole
+    )
+    retention_resolved_days: int | None = _setting(
+        None, "days until a resolved failed event goes; unset keeps it", parse=_whole
+    )
+    retention_audit_days: int | None = _setting(
+        None, "days until an audit row goes; unset keeps it", parse=_whole
+    )
+    retention_event_payload_days: int | None = _setting(
+        None, "days until payloads in the tenants' event ledgers go; unset keeps them", parse=_whole
+    )
+    pubsub_retention_days: int = _setting(7, "Pub/Sub's own, of a message", parse=_whole)
+    dead_letter_retention_days: int = _setting(
+        14, "that of the dead-letter subscription", parse=_whole
+    )
     auto_migrate: bool = _setting(
         False, "the retry function applies pending application migrations", parse=_flag
     )
@@ -126,9 +145,11 @@ def load(environ: Mapping[str, str], *, require: tuple[str, ...] = ()) -> Settin
         else:
             if name in require and not text:
                 faults.append(f"{name} is missing")
+    settings = Settings(**values)
+    faults += _forgotten_too_soon(settings)
     if faults:
         raise ConfigurationError("Settings: " + "; ".join(faults) + ". See docs/configuration.md.")
-    return Settings(**values)
+    return settings
 
 
 def described() -> list[tuple[str, str, str]]:
@@ -140,11 +161,30 @@ def described() -> list[tuple[str, str, str]]:
     ]
 
 
+def _forgotten_too_soon(settings: Settings) -> list[str]:
+    """An identity that goes before its message can come back for the last time.
+
+    A message waits in Pub/Sub, then as a dead letter, and once more in Pub/Sub when it is redriven.
+    """
+    pubsub, dead = settings.pubsub_retention_days, settings.dead_letter_retention_days
+    needed = pubsub + dead + pubsub
+    return [
+        f"{name} is {days}, but must be at least {needed}: {pubsub} (PUBSUB_RETENTION_DAYS) + "
+        f"{dead} (DEAD_LETTER_RETENTION_DAYS) + {pubsub} (a redrive), or a message that comes "
+        "back would be taken for a new one"
+        for name, days in (
+            ("RETENTION_RESOLVED_DAYS", settings.retention_resolved_days),
+            ("RETENTION_AUDIT_DAYS", settings.retention_audit_days),
+        )
+        if days is not None and days < needed
+    ]
+
+
 def _shown(default: Any) -> str:
     match default:
         case bool():
             return str(default).lower()
-        case "" | ():
+        case "" | () | None:
             return ""
         case _:
             return str(default)

@@ -10,10 +10,17 @@ from typing import Any
 from shared import log
 from shared.outbox import Outbox
 from shared.replay import Replayer, Request
+from shared.retention import Retention
 
 
 def tick(
-    request: Request, *, replayer: Replayer, outbox: Outbox, budget_seconds: float
+    request: Request,
+    *,
+    replayer: Replayer,
+    outbox: Outbox,
+    retention: Retention,
+    budget_seconds: float,
+    maintenance_seconds: float,
 ) -> dict[str, Any]:
     """The retry function's answer. A dry run, and a row asked for by its id, are replays only.
 
@@ -30,7 +37,9 @@ def tick(
             _guarded, lambda: outbox.republish(budget_seconds=budget_seconds)
         )
         replayed = threads.submit(replay)
-        return replayed.result() | {"republished": republished.result()}
+        answer = replayed.result() | {"republished": republished.result()}
+    retention.run(budget_seconds=maintenance_seconds)
+    return answer
 
 
 def _guarded(part: Callable[[], int]) -> int:

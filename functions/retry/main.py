@@ -27,7 +27,9 @@ def retry(request: Request) -> ResponseReturnValue:
             asked,
             replayer=core.replayer(),
             outbox=core.outbox(),
+            retention=core.retention(),
             budget_seconds=core.settings.retry_time_budget_seconds,
+            maintenance_seconds=core.settings.maintenance_time_budget_seconds,
         )
     except db.UNREACHABLE as error:
         log.error("replay.unavailable", error)
