@@ -45,17 +45,25 @@ def exact(text: str | bytes) -> Any:
     return json.loads(text, parse_int=Decimal, parse_float=Decimal)
 
 
-def designed(value: Any) -> Any:
-    """The value with what jsonb cannot hold replaced, in keys too."""
-    match value:
-        case dict():
-            return {designed(key): designed(item) for key, item in value.items()}
-        case list():
-            return [designed(item) for item in value]
-        case str():
-            return re.sub("[\0\ud800-\udfff]", "\ufffd", value)
-        case _:
-            return value
+def designed(text: str | bytes) -> Any:
+    """The same, with what jsonb cannot hold replaced; of keys that are alike then the last holds,
+    as of keys that are alike anyhow."""
+
+    def replaced(value: Any) -> Any:
+        match value:
+            case list():
+                return [replaced(item) for item in value]
+            case str():
+                return re.sub("[\0\ud800-\udfff]", "\ufffd", value)
+            case _:
+                return value
+
+    def joined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {replaced(key): replaced(item) for key, item in pairs}
+
+    return replaced(
+        json.loads(text, parse_int=Decimal, parse_float=Decimal, object_pairs_hook=joined)
+    )
 
 
 # -- a folder of captured payloads, where there is one
@@ -89,7 +97,7 @@ def test_every_captured_payload_comes_back_as_it_was_sent(world: World):
     for row in rows:
         name, topic, body = sent[row["event_id"]]
         assert row["topic"] == topic
-        assert exact(row["payload"]) == designed(exact(body)), name
+        assert exact(row["payload"]) == designed(body), name
         assert row["payload_raw"] in (None, body), name
 
 
@@ -152,8 +160,7 @@ def comes_back(world: World, body: bytes) -> None:
         "select payload::text, payload_raw from shopify_events where event_id = %(id)s",
         id=sent.event_id,
     )
-    value = exact(body.removeprefix(BOM))
-    assert exact(row["payload"]) == designed(value)
+    assert exact(row["payload"]) == designed(body.removeprefix(BOM))
     changed = body.startswith(BOM) or jsontext.storable(body.decode()) != body.decode()
     assert row["payload_raw"] == (body if changed else None)
 
@@ -161,6 +168,7 @@ def comes_back(world: World, body: bytes) -> None:
 @QUICK
 @given(BODIES)
 @example(b'{"id": 9223372036854775809, "d": 0.1000000000000000055511151231257827021181583404541}')
+@example(b'{"\\u0000": 1, "\\ud800": 2, "\\u0000": 3}')
 @example(b'{"a\\u0000": 1, "a\\ufffd": 2, "\\ud83d\\ude00": "\\ude00\\ud83d"}')
 def test_any_object_comes_back_as_the_value_that_was_sent(world, body):
     comes_back(world, body)
