@@ -102,11 +102,12 @@ with recursive rest as (
     select f.id, f.tenant from subscriber_subscriberfailedevent f
     where f.id = p.id and f.status = 'pending' and f.lease_token is null and f.due_at <= now()
     for update skip locked) f
+), stopped as (
+  update subscriber_retrystate s set last_tenant = l.tenant
+  from (select tenant from locked order by turn desc limit 1) l
 )"""
     + _TAKEN
 )
-
-_STOPPED_AT: Final = "update subscriber_retrystate set last_tenant = %(tenant)s returning id"
 
 _CLAIM_ONE: Final = (
     """
@@ -294,11 +295,7 @@ class Leases:
             only = leasing | {"only_id": only_id}
             return self._application.fetch(class_row(Claim), _CLAIM_ONE, only)
         turns = leasing | {"limit": limit, "busy": list(busy)}
-        claims = self._application.fetch(class_row(Claim), _CLAIM, turns)
-        if claims:
-            # A hint for the next claim, not a promise: a crash before it costs a turn at most.
-            self._application.fetch(scalar_row, _STOPPED_AT, {"tenant": claims[-1].tenant})
-        return claims
+        return self._application.fetch(class_row(Claim), _CLAIM, turns)
 
     def start(self, token: UUID, row: int) -> FailedEvent | None:
         """Renews the lease and opens an attempt; None when the lease has gone to another."""

@@ -18,7 +18,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from shared import bootstrap, leases
+from shared import bootstrap
 from shared.leases import Leases, Verdict
 from shared.replay import Request
 from tests.world import NOW, World, envelope
@@ -74,8 +74,8 @@ def _after(name: str) -> Callable[[int, Callable[[], None]], None]:
     def arm(row: int, stop: Callable[[], None]) -> None:
         real = getattr(Leases, name)
 
-        def stopped(self: Leases, token: Any, at: Any, *rest: Any) -> Any:
-            done = real(self, token, at, *rest)
+        def stopped(self: Leases, token: Any, at: Any, *rest: Any, **named: Any) -> Any:
+            done = real(self, token, at, *rest, **named)
             if at == row or name == "claim":
                 stop()
             return done
@@ -83,19 +83,6 @@ def _after(name: str) -> Callable[[int, Callable[[], None]], None]:
         setattr(Leases, name, stopped)
 
     return arm
-
-
-def _within_the_claim(_row: int, stop: Callable[[], None]) -> None:
-    from shared import db  # noqa: PLC0415 - the worker's own
-
-    real = db.Pool.fetch
-
-    def fetch(self: db.Pool, factory: Any, statement: Any, parameters: Any = None) -> Any:
-        if statement == leases._STOPPED_AT:
-            stop()
-        return real(self, factory, statement, parameters)
-
-    db.Pool.fetch = fetch  # type: ignore[method-assign]
 
 
 def _failing_and_before_its_verdict(row: int, stop: Callable[[], None]) -> None:
@@ -117,7 +104,6 @@ def _asking_before_the_verdict(row: int, _stop: Callable[[], None]) -> None:
 
 
 _POINTS: Final[dict[str, Callable[[int, Callable[[], None]], None]]] = {
-    "claim, before the turn is noted": _within_the_claim,
     "claim": _after("claim"),
     "before the start": _before("start"),
     "after the start": _after("start"),
@@ -203,7 +189,6 @@ def all_come_right(world: World, rows: list[int], *, resolved: int, charged: lis
 @pytest.mark.parametrize(
     ("point", "resolved", "is_charged"),
     [
-        ("claim, before the turn is noted", 0, False),
         ("claim", 0, False),
         ("before the start", TARGET, False),
         ("after the start", TARGET, True),
