@@ -109,6 +109,14 @@ def test_rows_are_handed_out_in_bounded_steps(world, by_hand, monkeypatch):
     assert list(by_hand.movable(EVERYTHING, (Status.FAILED,))) == [rows[:2], rows[2:4], rows[4:]]
 
 
+def test_what_is_held_or_in_another_state_is_not_movable(world, by_hand):
+    rows = {state: put(world, state) for state in STATES}
+    assert list(by_hand.movable(EVERYTHING, (Status.FAILED,))) == [[rows["failed"]]]
+    assert list(by_hand.movable(EVERYTHING, triage.UNRESOLVED)) == [
+        [rows["pending"], rows["failed"]]
+    ]
+
+
 # Requeueing
 
 
