@@ -114,7 +114,7 @@ def test_sixteen_writers_lose_nothing_and_end_in_the_reference(world: World):
     for (resource, resource_id), events in by_resource.items():
         newest = max(events, key=lambda event: event.version)
         (row,) = world.tenant(
-            f"select event_id, topic, is_deleted, payload from shopify_{resource}"
+            f"select event_id, topic, is_deleted, payload from shopify_{resource}"  # type: ignore[arg-type]
             " where shopify_id = %(id)s",
             id=str(resource_id),
         )
