@@ -83,7 +83,7 @@ def from_message(message: Message, now: datetime) -> Envelope:
         envelope,
         encoding=encoding,
         published_at=timestamp(message.publish_time),
-        message_id=message.message_id,
+        message_id=_key(clean(message.message_id or "")) or None,
         delivery_attempt=message.delivery_attempt,
         audited=not ours or lower.get("hookledger-audited") != "false",
     )

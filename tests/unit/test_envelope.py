@@ -176,6 +176,11 @@ def test_any_message_at_all_becomes_an_envelope_that_survives_the_ledgers_json(m
     assert envelopes.from_json(json.loads(kept), envelope.payload) == envelope
 
 
+def test_not_even_pubsubs_own_number_can_hold_what_the_ledger_refuses():
+    envelope = envelopes.from_message(Message(data="", message_id="7\x00\ud800"), NOW)
+    assert envelope.message_id == "7\ufffd"
+
+
 def test_a_second_body_gets_an_id_of_its_own_once():
     once = envelopes.collided(of_webhook())
     assert once.event_id == f"{of_webhook().event_id}#{once.payload_sha256.hex()[:16]}"
