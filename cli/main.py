@@ -7,7 +7,16 @@ import psycopg
 import typer
 from rich.console import Console
 
-from cli import failures, local, pauses, schema, shops, snapshots
+from cli import (
+    disconnect,
+    failures,
+    local,
+    pauses,
+    privacy,
+    schema,
+    shops,
+    snapshots,
+)
 from shared import log, redact
 from shared.errors import HookledgerError
 
@@ -17,7 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (local, schema, shops, failures, pauses, snapshots):
+for module in (
+    *(local, schema, shops, disconnect, failures, pauses, snapshots),
+    privacy,
+):
     module.register(app)
 
 _debug = False

@@ -46,9 +46,10 @@ def rebuild_snapshots(  # noqa: PLR0917 - an option each
         after=after,
     )
     scope.topics()  # a resource without snapshots is refused before anything is connected
-    target = context.core().directory.target(organization)
+    core = context.core()
+    target = core.directory.target(organization)
     with db.connect(target, migrate.LIMITS) as connection:
-        rebuild = Rebuild(connection, scope, dry_run=dry_run)
+        rebuild = Rebuild(connection, scope, hasher=core.privacy.hasher, dry_run=dry_run)
         _walk(rebuild)
     report = rebuild.report()
     if as_json:

@@ -133,6 +133,7 @@ class Stack:
             made = {
                 "SHOPIFY_CLIENT_SECRETS": secrets.token_hex(16),
                 "CREDENTIAL_KEYS": Fernet.generate_key().decode("ascii"),
+                "PRIVACY_HASH_KEY": secrets.token_hex(32),
             }
             path.write_text(json.dumps(made))
         return json.loads(path.read_text())

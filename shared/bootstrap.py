@@ -16,10 +16,14 @@ from shared.ingest import Ingester
 from shared.leases import Leases
 from shared.outbox import Outbox
 from shared.pipeline import Pipeline
+from shared.privacy import Privacy
 from shared.replay import Replayer
 from shared.retention import Policy, Retention
+from shared.subjects import Hasher
 
 if TYPE_CHECKING:
+    from shared.erasure import Erasure
+    from shared.export import Export
     from shared.publish import Publisher
     from shared.receive import Receiver
 
@@ -85,6 +89,7 @@ class Core:
     keyring: secrets.Keyring
     directory: Directory
     tenants: db.Tenants
+    privacy: Privacy
     pipeline: Pipeline
 
     def replayer(self) -> Replayer:
@@ -117,6 +122,18 @@ class Core:
             ),
             share_one_database=bool(settings.shopify_storage_database_url),
         )
+
+    def erasure(self) -> "Erasure":
+        """Carries out what the compliance topics ask for."""
+        from shared.erasure import Erasure  # noqa: PLC0415 - a subscriber starts without it
+
+        return Erasure(self.application, self.directory, self.privacy)
+
+    def export(self) -> "Export":
+        """Reads what is held of a customer."""
+        from shared.export import Export  # noqa: PLC0415 - for one command
+
+        return Export(self.application, self.directory, self.privacy)
 
     def ingester(self) -> Ingester:
         """Takes in messages."""
@@ -154,6 +171,11 @@ def core(environ: Mapping[str, str]) -> Core:
         resolve_secret=partial(secrets.resolve, environ=environ),
         override_url=settings.shopify_storage_database_url,
     )
+    privacy = Privacy(
+        application,
+        Hasher(settings.privacy_hash_key),
+        share_one_database=bool(settings.shopify_storage_database_url),
+    )
     return Core(
         settings=settings,
         application=application,
@@ -163,7 +185,8 @@ def core(environ: Mapping[str, str]) -> Core:
         keyring=keyring,
         directory=directory,
         tenants=tenants,
-        pipeline=Pipeline(directory, tenants),
+        privacy=privacy,
+        pipeline=Pipeline(directory, tenants, application, privacy),
     )
 
 

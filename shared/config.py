@@ -79,6 +79,12 @@ class Settings:
         parse=_words,
         secret=True,
     )
+    privacy_hash_key: tuple[str, ...] = _setting(
+        (),
+        "comma-separated: the first makes the hashes of who was erased, all find them",
+        parse=_words,
+        secret=True,
+    )
     google_cloud_project: str = _setting("", "names the project in log lines' trace")
     pubsub_topic: str = _setting("", "projects/P/topics/T", parse=_topic_path)
     pubsub_emulator_host: str = _setting("", "host:port of a stand-in for Pub/Sub")

@@ -144,7 +144,8 @@ select id, envelope, payload, retry_count from leased"""
 _RESOLVE: Final = """
 with verdict as (
   update subscriber_subscriberfailedevent
-  set status = 'resolved', resolution = 'replayed', resolved_at = now(), next_retry_at = null,
+  set status = 'resolved', resolved_at = now(), next_retry_at = null,
+      resolution = case when payload is null then 'erased' else 'replayed' end,
       last_attempted_at = %(run_started_at)s, updated_at = now(),
       lease_token = null, leased_until = null
   where id = %(id)s and status = 'pending' and lease_token = %(token)s

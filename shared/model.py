@@ -69,6 +69,7 @@ class LedgerOutcome(StrEnum):
 
     INSERTED = "inserted"
     DUPLICATE = "duplicate"
+    SUPPRESSED = "suppressed"  # from before its subject was erased: it holds the identity only
 
 
 class SnapshotOutcome(StrEnum):

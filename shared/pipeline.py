@@ -1,36 +1,63 @@
 """decode, route, parse, store: what is done with an event, at the first try and at each replay."""
 
+from collections.abc import Callable
+from typing import Final, TypeVar
+
 import psycopg
 
-from shared import db, store
+from shared import db, lifecycle, log, store
 from shared import envelope as envelopes
-from shared.directory import Directory
-from shared.errors import MissingAttributeError
-from shared.model import Envelope, Outcome
+from shared.directory import Directory, Route
+from shared.errors import DirectoryUnavailableError, MissingAttributeError
+from shared.model import Envelope, Event, LedgerOutcome, Outcome
 from shared.parse import check_shop, parse
+from shared.privacy import Privacy, Recorded
+from shared.subjects import RequestKind
+
+T = TypeVar("T")
+
+_COMPLIANCE: Final = frozenset(RequestKind)
+_UNINSTALLED: Final = "app/uninstalled"
 
 
 class Pipeline:
     """Takes envelopes to the tenant databases that they belong to."""
 
-    def __init__(self, directory: Directory, tenants: db.Tenants) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        tenants: db.Tenants,
+        application: db.Pool,
+        privacy: Privacy,
+    ) -> None:
         self._directory = directory
         self._tenants = tenants
+        self._application = application
+        self._privacy = privacy
 
     def apply(self, envelope: Envelope, *, dry_run: bool = False) -> Outcome:
         """Stores the event, or raises why not. Safe to repeat, late, and beside itself."""
         envelope = envelopes.opened(envelope)
         _check_attributes(envelope)
+        recorded = None if dry_run else self._recorded(envelope)
         route = self._directory.route(envelope.shop_domain)
         event = parse(envelope)
         check_shop(envelope)
         pool = self._tenants.pool(route.target)
+        marks = self._privacy.marks(envelope.shop_domain, event)
         try:
-            return store.store(pool, route.organization_id, envelope, event, dry_run=dry_run)
+            outcome = store.store(
+                pool, route.organization_id, envelope, event, marks, dry_run=dry_run
+            )
+            if recorded:
+                self._privacy.suppress(pool, recorded)
         except psycopg.OperationalError as error:
             if db.code(error).startswith(db.AUTHENTICATION_CLASS):
                 self._directory.doubt(envelope.shop_domain)
             raise
+        if not dry_run:
+            self._follow(route, envelope, event, outcome)
+        return outcome
 
     def probe(self, organization_id: str) -> None:
         """Asks the organization's tenant database for nothing; raises why it does not answer."""
@@ -40,6 +67,37 @@ class Pipeline:
     def organization(self, shop_domain: str) -> str | None:
         """The shop's organization, as far as it is known without asking."""
         return self._directory.organization(shop_domain)
+
+    def _recorded(self, envelope: Envelope) -> Recorded | None:
+        """A compliance request is on record before its event is stored: the database where that
+        would be may be gone for good."""
+        if envelope.topic not in _COMPLIANCE:
+            return None
+        check_shop(envelope)
+        event = parse(envelope)
+        return _asked(lambda: self._privacy.record(envelope, event))
+
+    def _follow(self, route: Route, envelope: Envelope, event: Event, outcome: Outcome) -> None:
+        """What else a stored event leads to. Whoever fails here is replayed, and comes again."""
+        if outcome.ledger is LedgerOutcome.SUPPRESSED:
+            _asked(lambda: self._privacy.forget(envelope))
+        elif event.topic == _UNINSTALLED:
+            _asked(lambda: self._uninstalled(route, envelope, event))
+
+    def _uninstalled(self, route: Route, envelope: Envelope, event: Event) -> None:
+        shop, organization = envelope.shop_domain, route.organization_id
+        if lifecycle.uninstalled(self._application, shop, organization, event.source_updated_at):
+            log.warning("shop.uninstalled", shop_domain=shop, organization_id=organization)
+
+
+def _asked(work: Callable[[], T]) -> T:
+    """What the application database is asked here: its absence is no fault of the tenant's."""
+    try:
+        return work()
+    except db.UNREACHABLE as error:
+        raise DirectoryUnavailableError(
+            "The application database could not be reached. The event is stored again later."
+        ) from error
 
 
 def _check_attributes(envelope: Envelope) -> None:

@@ -25,10 +25,11 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from shared import migrate, store, topics
+from shared import migrate, store, subjects, topics
 from shared.errors import ConfigurationError
 from shared.model import Envelope, Event, Source
 from shared.parse import parse
+from shared.subjects import Hasher
 
 BATCH_ROWS: Final = 500
 BATCH_BYTES: Final = 8 * 1024 * 1024  # as stored, that is compressed
@@ -68,9 +69,12 @@ with input as (
          e.triggered_at as source_triggered_at
   from json_to_recordset(%(rows)s::json) as r
          (id bigint, shopify_id text, event_type text, parsed jsonb, is_deleted boolean,
-          clock timestamptz)
+          clock timestamptz, subjects text[])
   join shopify_events e on e.id = r.id
   where e.payload is not null
+    and not exists (select from shopify_erasures x
+                    where x.subject_hash = any(r.subjects)
+                      and x.erased_at >= coalesce(e.source_updated_at, r.clock))
 ), newest as (
   select distinct on (shop_domain collate "C", shopify_id collate "C") i.*,
          min(received_at) over resource as first_seen_at,
@@ -172,10 +176,17 @@ class Rebuild:
     """One pass over a tenant's event ledger. Walk over it, then ask for its report."""
 
     def __init__(
-        self, connection: psycopg.Connection[Any], scope: Scope, *, dry_run: bool = False
+        self,
+        connection: psycopg.Connection[Any],
+        scope: Scope,
+        *,
+        hasher: Hasher | None = None,
+        dry_run: bool = False,
     ) -> None:
+        """`hasher` finds what was erased: nothing of it comes back."""
         self._connection = connection
         self._scope = scope
+        self._hasher = hasher or Hasher()
         self._dry_run = dry_run
         self._events: Counter[str] = Counter()
         # Of each snapshot row, by the hash of its key, lest they fill the memory.
@@ -236,7 +247,7 @@ class Rebuild:
         return event
 
     def _upsert(self, table: str, parsed: list[tuple[_Row, Event]]) -> None:
-        rows = json.dumps([_candidate(row, event) for row, event in parsed])
+        rows = json.dumps([self._candidate(row, event) for row, event in parsed])
         try:
             written = self._written(table, rows)
         except pg.UndefinedTable:
@@ -250,6 +261,18 @@ class Rebuild:
         }
         for key in {(row.shop_domain, event.resource_id) for row, event in parsed}:
             self._note(hash((table, *key)), fates.get(key, _Fate.KEPT))
+
+    def _candidate(self, row: _Row, event: Event) -> dict[str, Any]:
+        about = subjects.of(row.shop_domain, event.topic, event.parsed)
+        return {
+            "id": row.id,
+            "shopify_id": event.resource_id,
+            "event_type": event.event_type,
+            "parsed": event.parsed,
+            "is_deleted": event.is_deleted,
+            "clock": event.source_updated_at.isoformat(),
+            "subjects": self._hasher.digests(row.shop_domain, about),
+        }
 
     def _written(self, table: str, rows: str) -> list[tuple[Any, ...]]:
         with self._connection.transaction(force_rollback=self._dry_run):
@@ -278,17 +301,6 @@ def _envelope(row: _Row, payload: str) -> Envelope:
         received_at=row.received_at,
         triggered_at=row.triggered_at,
     )
-
-
-def _candidate(row: _Row, event: Event) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "shopify_id": event.resource_id,
-        "event_type": event.event_type,
-        "parsed": event.parsed,
-        "is_deleted": event.is_deleted,
-        "clock": event.source_updated_at.isoformat(),
-    }
 
 
 @cache

@@ -5,6 +5,9 @@ if its source version, (source_updated_at, is_deleted, source_triggered_at, even
 with `is_deleted` in any other place the states do not converge. Text is compared by bytes
 (collate "C"), as Python does. A NULL never compares as newer, hence the coalesces; minus infinity
 is never stored, because clients cannot read it.
+
+An event from before its subject was erased leaves its identity in the event ledger and nothing
+else. Its clock says so; of a known event, the ledger row's, or that the row was emptied.
 """
 
 import json
@@ -30,16 +33,22 @@ _VERSION: Final = """(
 # A known event keeps its row; only received_at follows a duplicate, as in the earlier system.
 _LEDGER: Final = """
 with input as materialized (
-  select %(payload)s::jsonb as payload, %(parsed)s::jsonb as parsed
+  select x.erased_at, coalesce(x.erased_at >= %(source_updated_at)s, false) as is_erased,
+         %(payload)s::jsonb as payload, %(parsed)s::jsonb as parsed
+  from (select max(erased_at) as erased_at from shopify_erasures
+        where subject_hash = any(%(subjects)s::text[])) x
 ), ledger as (
   insert into shopify_events as e
     (event_id, organization_id, shop_domain, topic, event_type, resource_type, resource_id,
      payload, parsed_payload, received_at, source_event_id, api_version, triggered_at,
      source_updated_at, payload_sha256, payload_raw, trace_id)
   select %(event_id)s, %(organization_id)s, %(shop_domain)s, %(topic)s, %(event_type)s,
-         %(resource_type)s, %(resource_id)s, i.payload, i.parsed, %(received_at)s,
+         %(resource_type)s,
+         case when i.is_erased then %(hidden_id)s else %(resource_id)s end::text,
+         case when not i.is_erased then i.payload end,
+         case when not i.is_erased then i.parsed end, %(received_at)s,
          %(source_event_id)s, %(api_version)s, %(triggered_at)s, %(source_updated_at)s,
-         %(sha256)s, %(payload_raw)s, %(trace_id)s
+         %(sha256)s, case when not i.is_erased then %(payload_raw)s::bytea end, %(trace_id)s
   from input i
   on conflict (organization_id, shop_domain, event_id) do update set
     received_at = case when coalesce(e.payload_sha256, excluded.payload_sha256)
@@ -47,7 +56,10 @@ with input as materialized (
                        then excluded.received_at else e.received_at end
   returning e.topic, e.source_updated_at, e.triggered_at,
             e.xmax = 0 as inserted,
-            coalesce(e.payload_sha256, %(sha256)s) <> %(sha256)s as collision
+            coalesce(e.payload_sha256, %(sha256)s) <> %(sha256)s as collision,
+            coalesce((select i.erased_at >= coalesce(e.source_updated_at, %(source_updated_at)s)
+                             or (i.erased_at is not null and e.payload is null)
+                      from input i), false) as is_erased
 )"""
 
 # A duplicate's fallback clock may differ from the first delivery's; the ledger's row decides, so
@@ -57,7 +69,7 @@ _SNAPSHOT: Final = """, state as (
          case when l.source_updated_at is null then %(triggered_at)s::timestamptz
               else l.triggered_at end as source_triggered_at
   from ledger l
-  where not l.collision and l.topic = %(topic)s
+  where not l.collision and not l.is_erased and l.topic = %(topic)s
 ), snapshot as (
   insert into {table} as s
     (organization_id, shop_domain, shopify_id, topic, event_type, payload, parsed_payload,
@@ -81,27 +93,46 @@ _SNAPSHOT: Final = """, state as (
     last_seen_at = greatest(s.last_seen_at, excluded.last_seen_at)
   returning s.xmax = 0 as inserted, s.event_id = %(event_id)s as ours
 )
-select l.inserted, l.collision, p.inserted as snapshot_inserted, p.ours
+select l.inserted, l.collision, l.is_erased, p.inserted as snapshot_inserted, p.ours
 from ledger l left join snapshot p on true"""
 
 _LEDGER_ONLY: Final = """
-select l.inserted, l.collision, null::boolean as snapshot_inserted, null::boolean as ours
+select l.inserted, l.collision, l.is_erased, null::boolean as snapshot_inserted,
+       null::boolean as ours
 from ledger l"""
 
 
 _CURSOR: Final = "_hookledger_cursor"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """By what an erasure of the event's subjects would be known."""
+
+    subjects: str = "{}"  # their hashes, as the literal of an array
+    hidden_id: str | None = None  # in place of `resource_id`, if they were erased
+
+
+_UNMARKED: Final = Marks()
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     inserted: bool
     collision: bool
+    is_erased: bool
     snapshot_inserted: bool | None
     ours: bool | None
 
 
 def store(
-    pool: db.Pool, organization_id: str, envelope: Envelope, event: Event, *, dry_run: bool = False
+    pool: db.Pool,
+    organization_id: str,
+    envelope: Envelope,
+    event: Event,
+    marks: Marks | None = None,
+    *,
+    dry_run: bool = False,
 ) -> Outcome:
     """Stores `event` and says what that did; a dry run says the same and leaves nothing behind.
 
@@ -109,7 +140,7 @@ def store(
     if a migration is pending. Raises EventCollisionError when the id is known with another body,
     and what psycopg raises.
     """
-    values = parameters(organization_id, envelope, event)
+    values = parameters(organization_id, envelope, event, marks)
     table = event.table if event.resource_id is not None else None
     write = partial(_write, table, values, dry_run)
     try:
@@ -146,6 +177,8 @@ def _outcome(row: _Row | None) -> Outcome:
             "This event id is in the event ledger with another body. Both are kept: this one is "
             "stored under an id of its own when it is replayed."
         )
+    if row.is_erased:
+        return Outcome(ledger=LedgerOutcome.SUPPRESSED, snapshot=SnapshotOutcome.SKIPPED)
     return Outcome(
         ledger=LedgerOutcome.INSERTED if row.inserted else LedgerOutcome.DUPLICATE,
         snapshot=_snapshot_outcome(row),
@@ -179,8 +212,11 @@ def statement(table: str | None) -> bytes:
     return b" ".join(composed.as_bytes(None).split())
 
 
-def parameters(organization_id: str, envelope: Envelope, event: Event) -> dict[str, Any]:
-    """The statement's parameters."""
+def parameters(
+    organization_id: str, envelope: Envelope, event: Event, marks: Marks | None = None
+) -> dict[str, Any]:
+    """The statement's parameters. Without marks no erasure is looked for."""
+    marks = marks or _UNMARKED
     return {
         "organization_id": organization_id,
         "event_id": envelope.event_id,
@@ -200,6 +236,8 @@ def parameters(organization_id: str, envelope: Envelope, event: Event) -> dict[s
         "payload_raw": event.payload_raw,
         "trace_id": envelope.trace_id,
         "is_deleted": event.is_deleted,
+        "subjects": marks.subjects,
+        "hidden_id": marks.hidden_id,
     }
 
 

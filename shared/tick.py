@@ -5,12 +5,15 @@ Each part has its own budget and its own faults: only a failure ledger out of re
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared import log
 from shared.outbox import Outbox
 from shared.replay import Replayer, Request
 from shared.retention import Retention
+
+if TYPE_CHECKING:
+    from shared.erasure import Erasure
 
 
 def tick(
@@ -19,6 +22,7 @@ def tick(
     replayer: Replayer,
     outbox: Outbox,
     retention: Retention,
+    erasure: "Erasure | None" = None,
     budget_seconds: float,
     maintenance_seconds: float,
 ) -> dict[str, Any]:
@@ -38,6 +42,9 @@ def tick(
         )
         replayed = threads.submit(replay)
         answer = replayed.result() | {"republished": republished.result()}
+    if erasure is not None:
+        _guarded(lambda: erasure.run(budget_seconds=maintenance_seconds / 2).done)
+        maintenance_seconds /= 2
     retention.run(budget_seconds=maintenance_seconds)
     return answer
 

@@ -56,7 +56,11 @@ def tenant_url(postgres: Server, templates: dict[migrate.Series, str]) -> str:
 @pytest.fixture
 def environ(app_url: str) -> dict[str, str]:
     """The settings of a subscriber or retry function; a test may add to them before `world`."""
-    return {"APP_DATABASE_URL": app_url, "CREDENTIAL_KEYS": Fernet.generate_key().decode("ascii")}
+    return {
+        "APP_DATABASE_URL": app_url,
+        "CREDENTIAL_KEYS": Fernet.generate_key().decode("ascii"),
+        "PRIVACY_HASH_KEY": "a key of the tests",
+    }
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ def retry(request: Request) -> ResponseReturnValue:
             replayer=core.replayer(),
             outbox=core.outbox(),
             retention=core.retention(),
+            erasure=core.erasure(),
             budget_seconds=core.settings.retry_time_budget_seconds,
             maintenance_seconds=core.settings.maintenance_time_budget_seconds,
         )

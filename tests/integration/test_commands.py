@@ -55,7 +55,7 @@ def test_from_empty_databases_to_a_connected_shop(empty_url, postgres):
     connect = ("connect_shop", "--shop", SHOP, "--organization", "acme")
     connected = run(environ | {"TENANT_DATABASE_URL": tenant_url}, *connect)
     assert connected.returncode == 0, connected.stderr
-    assert "2 migrations applied" in connected.stdout
+    assert "3 migrations applied" in connected.stdout
     with psycopg.connect(tenant_url) as tenant:
         assert tenant.execute("select count(*) from shopify_events").fetchone() == (0,)
 

@@ -26,9 +26,15 @@ APP_TABLES = {
     " outcome error_type error_message",
     "subscriber_retrystate": "id last_tenant last_run_started_at last_run_finished_at"
     " last_maintenance_at heartbeat_at",
+    "subscriber_tenantretention": "tenant after_id visited_at",
     "subscriber_operatoraction": "id acted_at actor action reason scope count",
     "subscriber_tenantincident": "id tenant kind started_at last_probe_at next_probe_at probe_count"
     " ended_at cause opened_alerted_at closed_alerted_at",
+    "privacy_request": "id kind shop_domain organization_id event_id customer_id email orders"
+    " subject_hash requested_at recorded_at due_at attempted_at alerted_at overdue_logged_at"
+    " exported_at done_at",
+    "privacy_receipt": "id request_id database organization_id state reason progress counts"
+    " started_at finished_at",
     "subscriber_schema_version": "version name checksum applied_at",
 }
 EVENTS = (
@@ -47,6 +53,8 @@ RESOURCES = (
 TENANT_TABLES = {
     "shopify_events": EVENTS,
     **{f"shopify_{resource}": SNAPSHOT for resource in RESOURCES.split()},
+    "shopify_erasures": "subject_hash event_id shop_domain subject_kind erased_at recorded_at"
+    " progress",
     "shopify_schema_version": "version name checksum applied_at",
 }
 

@@ -294,7 +294,7 @@ def test_the_snapshot_tables_are_a_closed_set(world):
     found = world.tenant(
         "select table_name from information_schema.tables where table_name like 'shopify\\_%%'"
     )
-    others = {"shopify_events", "shopify_schema_version"}
+    others = {"shopify_events", "shopify_erasures", "shopify_schema_version"}
     assert {row["table_name"] for row in found} == SNAPSHOT_TABLES | others
 
 
