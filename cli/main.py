@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from cli import (
+    credentials,
     disconnect,
     failures,
     local,
@@ -28,7 +29,7 @@ app = typer.Typer(
 )
 for module in (
     *(local, schema, shops, disconnect, failures, pauses, snapshots),
-    privacy,
+    *(privacy, credentials),
 ):
     module.register(app)
 
