@@ -152,7 +152,7 @@ def test_what_was_given_up_during_the_outage_is_requeued_by_the_system(down):
     down.heal_tenant()
     down.make_probe_due()
     down.make_due(down.failed_events()[1]["id"])
-    down.retry()
+    down.retry(limit=1)
     first = down.failed_events()[0]
     assert (first["status"], first["retry_count"]) == ("pending", 0)
     (action,) = down.app("select * from subscriber_operatoraction")
@@ -197,7 +197,7 @@ def test_a_tenant_whose_rows_are_all_given_up_is_still_probed(down):
     down.make_probe_due()
     down.retry()
     assert down.incidents()[0]["ended_at"] is not None
-    assert {row["status"] for row in down.failed_events()} == {"pending"}
+    assert "failed" not in {row["status"] for row in down.failed_events()}
 
 
 def test_naming_a_parked_row_makes_it_the_canary(down):
