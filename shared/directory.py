@@ -8,6 +8,7 @@ import atexit
 import tempfile
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -167,7 +168,7 @@ class Directory:
         if isinstance(remembered.answer, Route):
             return remembered.answer
         # A fresh one: threads must not share, and pile tracebacks on, one exception.
-        raise type(remembered.answer)(str(remembered.answer))
+        raise copy(remembered.answer)
 
     def doubt(self, shop_domain: str) -> None:
         """The shop's database refused the credential: it is looked up again soon."""
@@ -229,7 +230,8 @@ class Directory:
         if match.is_paused:
             raise TenantPaused(
                 f"Organization {match.organization_id} is paused. Its events wait here until "
-                "`manage.py unpause`."
+                "`manage.py unpause`.",
+                match.organization_id,
             )
         organization_id = match.organization_id
         return Route(

@@ -146,6 +146,12 @@ def collided(envelope: Envelope) -> Envelope:
     return replace(envelope, event_id=envelope.event_id.removesuffix(suffix) + suffix)
 
 
+def uncollided(envelope: Envelope) -> Envelope:
+    """`envelope` under the id that it was delivered with."""
+    suffix = f"#{envelope.payload_sha256.hex()[:16]}"
+    return replace(envelope, event_id=envelope.event_id.removesuffix(suffix))
+
+
 def to_json(envelope: Envelope) -> dict[str, Any]:
     """All of an envelope but its payload, for the failure ledger's `envelope` column."""
     return {

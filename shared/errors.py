@@ -69,6 +69,10 @@ class TenantPaused(TransientError):
 
     code = "tenant_paused"
 
+    def __init__(self, message: str, organization_id: str = "") -> None:
+        super().__init__(message)
+        self.organization_id = organization_id
+
 
 class DirectoryUnavailableError(TransientError):
     """The application database could not be asked where the shop's events go."""

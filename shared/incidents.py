@@ -13,6 +13,7 @@ from typing import Final, LiteralString
 from psycopg.rows import class_row, dict_row, scalar_row
 
 from shared import db, log
+from shared.errors import WorkerLost
 
 PROBE_MINUTES: Final = [1, 2, 4, 8, 15]
 PARKED_PER_SECOND: Final = 50
@@ -38,7 +39,7 @@ with closed as (
 ), given_up as (
   select f.id, row_number() over (order by f.id) as place
   from subscriber_subscriberfailedevent f join closed c on c.tenant = f.tenant
-  where f.status = 'failed' and f.last_attempted_at >= c.started_at
+  where f.status = 'failed' and f.updated_at >= c.started_at
     and (left(f.error_code, 2) = any(%(classes)s) or f.error_code = any(%(codes)s))
 ), requeued as (
   update subscriber_subscriberfailedevent f
@@ -156,7 +157,7 @@ class Incidents:
         parameters = {
             "tenant": tenant,
             "classes": list(db.CONNECTION_CLASSES),
-            "codes": list(db.CONNECTION_CODES),
+            "codes": [*db.CONNECTION_CODES, WorkerLost.code],
             "per_second": PARKED_PER_SECOND,
         }
         for row in self._application.fetch(dict_row, _CLOSE, parameters):

@@ -138,6 +138,8 @@ with leased as (
 ), attempt as (
   insert into subscriber_replayattempt (failed_event_id, attempt, lease_token, started_at)
   select id, retry_count + 1, %(token)s, now() from leased
+  on conflict (failed_event_id) where finished_at is null do update
+    set lease_token = excluded.lease_token, started_at = excluded.started_at
 )
 select id, envelope, payload, retry_count from leased"""
 
@@ -178,6 +180,21 @@ with verdict as (
   where a.failed_event_id = v.id and a.lease_token = %(token)s and a.finished_at is null
 )
 select status from verdict"""
+
+# The attempt that found the organization paused never was one. From here on the row is known by its
+# organization, and claims leave it out.
+_HOLD: Final = """
+with held as (
+  update subscriber_subscriberfailedevent
+  set lease_token = null, leased_until = null, updated_at = now(),
+      organization_id = %(organization_id)s
+  where id = %(id)s and status = 'pending' and lease_token = %(token)s
+  returning id
+), attempt as (
+  delete from subscriber_replayattempt a using held h
+  where a.failed_event_id = h.id and a.lease_token = %(token)s and a.finished_at is null
+)
+select id from held"""
 
 _RELEASE: Final = """
 update subscriber_subscriberfailedevent
@@ -233,6 +250,7 @@ class Verdict(StrEnum):
     RESOLVED = "resolved"
     RESCHEDULED = "rescheduled"
     FAILED = "failed"
+    HELD = "held"  # its organization is paused; not charged
     LOST = "lost"  # the lease had gone to another; nothing was changed
 
 
@@ -323,6 +341,12 @@ class Leases:
                 return Verdict.FAILED
             case _:
                 return Verdict.LOST
+
+    def hold(self, token: UUID, row: int, organization_id: str) -> Verdict:
+        """The row's organization is paused: it waits for the end of that, uncharged."""
+        parameters = {"token": token, "id": row, "organization_id": organization_id}
+        held = self._application.fetch(scalar_row, _HOLD, parameters)
+        return Verdict.HELD if held else Verdict.LOST
 
     def release(self, token: UUID, rows: list[int]) -> int:
         """Gives back rows that were claimed and not started, uncharged; returns how many."""

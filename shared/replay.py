@@ -14,7 +14,7 @@ import psycopg
 
 from shared import audit, db, log, redact
 from shared import envelope as envelopes
-from shared.errors import EventCollisionError
+from shared.errors import DirectoryUnavailableError, EventCollisionError, TenantPaused
 from shared.incidents import Incidents
 from shared.leases import Claim, FailedEvent, Leases, Verdict
 from shared.model import Envelope
@@ -49,7 +49,7 @@ class Report:
         self.resolved += counts[Verdict.RESOLVED]
         self.failed += counts[Verdict.RESCHEDULED] + counts[Verdict.FAILED]
         self.retried = self.resolved + self.failed
-        self.deferred += counts["deferred"]
+        self.deferred += counts["deferred"] + counts[Verdict.HELD]
         self.lost += counts[Verdict.LOST]
 
     def as_json(self) -> dict[str, Any]:
@@ -183,10 +183,9 @@ class Replayer:
             if place == 0:
                 ends = min(ends, now + TURN_SECONDS)
             with log.bound(failed_event=claim.id):
-                verdict, error = self._replay(run, claim.id)
+                verdict, error = self._replay(run, claim)
             counts[verdict] += 1
-            if error is not None and db.is_connection_failure(error):
-                self._incidents.unavailable(claim.tenant, run.started_at, redact.message(error))
+            if isinstance(error, TenantPaused) or (error and db.is_connection_failure(error)):
                 return counts + self._deferred(run, claims[place + 1 :])
             if claim.is_canary and verdict is not Verdict.LOST:
                 self._hear(claim.tenant, run.started_at, error)
@@ -206,6 +205,9 @@ class Replayer:
     def _probe(self, tenant: str, started_at: datetime) -> None:
         try:
             self._pipeline.probe(tenant)
+        except DirectoryUnavailableError as error:
+            log.warning("incident.probe_failed", error, organization_id=tenant)
+            return
         except Exception as error:  # noqa: BLE001 - any other failure is none of the connection
             if db.is_connection_failure(error):
                 self._incidents.unavailable(tenant, started_at, redact.message(error))
@@ -213,8 +215,9 @@ class Replayer:
             log.warning("incident.probe_failed", error, organization_id=tenant)
         self._incidents.answered(tenant)
 
-    def _replay(self, run: Run, row: int) -> tuple[Verdict, Exception | None]:
+    def _replay(self, run: Run, claim: Claim) -> tuple[Verdict, Exception | None]:
         """The verdict on one row, and the error that led to it."""
+        row = claim.id
         failed_event = self._leases.start(run.token, row)
         if failed_event is None:
             log.warning("lease.lost", before="replay")
@@ -226,7 +229,14 @@ class Replayer:
         with log.bound(attempt=failed_event.retry_count + 1, **envelopes.ids(envelope)):
             try:
                 self._apply(envelope)
+            except TenantPaused as error:
+                return self._leases.hold(run.token, row, error.organization_id), error
             except Exception as error:  # noqa: BLE001 - every failure has its verdict
+                if db.is_connection_failure(error):
+                    # Before the verdict: whoever dies between the two has parked the tenant, and
+                    # the end of the incident brings back what was given up in it.
+                    cause = redact.message(error)
+                    self._incidents.unavailable(claim.tenant, run.started_at, cause)
                 return self._failed(run, row, error, envelope.topic), error
             verdict = self._leases.resolve(run.token, row, run.started_at)
             log.info("replay.succeeded", verdict=verdict)
@@ -240,9 +250,9 @@ class Replayer:
 
     def _apply(self, envelope: Envelope) -> None:
         try:
-            self._pipeline.apply(envelope)
+            # Under the delivered id first: there it may be by now, or the other body is gone.
+            self._pipeline.apply(envelopes.uncollided(envelope))
         except EventCollisionError:
-            # This row was kept before anybody knew of the other body.
             self._pipeline.apply(envelopes.collided(envelope))
 
     def _rehearse(self, request: Request) -> Report:

@@ -50,7 +50,7 @@ ODDITIES = st.builds(Delivery, kind=st.sampled_from(["stranger", "garbled"]), na
 
 # Faults that are known, each with a named example below. Whoever mends one takes its name out here
 # and the mark from its examples.
-KNOWN_FAULTS = frozenset({"outage", "pause", "probe", "start", "twice"})
+KNOWN_FAULTS: frozenset[str] = frozenset()
 
 
 def known(fault: str, cause: str) -> pytest.MarkDecorator:
@@ -282,7 +282,6 @@ def spend_all_but_one_retry(model: Model) -> None:
     model.site.app.rows("update subscriber_subscriberfailedevent set max_retries = 1")
 
 
-@known("twice", "a redelivery finds the plain id free, and the failed event has another")
 def test_a_second_body_that_is_kept_and_delivered_again_is_stored_once(model):
     model.switch_tenant("acme", on=False)
     model.deliver(Delivery(), event_id="same")
@@ -294,7 +293,6 @@ def test_a_second_body_that_is_kept_and_delivered_again_is_stored_once(model):
     model.settle()
 
 
-@known("pause", "a replay that meets a pause is charged like any other")
 def test_a_pause_between_claim_and_replay_charges_nobody(model):
     model.switch_tenant("acme", on=False)
     model.deliver(Delivery())
@@ -304,7 +302,6 @@ def test_a_pause_between_claim_and_replay_charges_nobody(model):
     model.check()
 
 
-@known("pause", "a claim knows a row by its shop as long as nobody notes its organization")
 def test_a_pause_charges_no_row_whose_shop_was_unknown_when_it_was_kept(model):
     model.deliver(Delivery(shop=LATE))
     model.connect_late(requeue=False)
@@ -313,7 +310,6 @@ def test_a_pause_charges_no_row_whose_shop_was_unknown_when_it_was_kept(model):
     model.check()
 
 
-@known("probe", "a probe that never came to the tenant counts as its answer")
 def test_a_probe_without_a_directory_ends_no_incident(model):
     model.switch_tenant("acme", on=False)
     model.deliver(Delivery())
@@ -331,7 +327,6 @@ def test_a_probe_without_a_directory_ends_no_incident(model):
     model.check()
 
 
-@known("start", "the statement is not idempotent: repeated, it opens a second attempt")
 def test_an_answer_lost_at_the_start_of_a_replay_does_not_end_the_run(model):
     model.switch_tenant("acme", on=False)
     model.deliver(Delivery())
@@ -342,7 +337,6 @@ def test_an_answer_lost_at_the_start_of_a_replay_does_not_end_the_run(model):
     model.settle()
 
 
-@known("outage", "it counts as given up when its run began, before the incident did")
 def test_what_an_older_run_gives_up_during_an_outage_comes_back(model):
     model.switch_tenant("acme", on=False)
     for _ in range(2):
@@ -354,7 +348,6 @@ def test_what_an_older_run_gives_up_during_an_outage_comes_back(model):
     model.settle()
 
 
-@known("outage", "verdict and incident are two commits, and the later one is missing")
 def test_what_a_run_gives_up_before_it_dies_comes_back(model):
     model.switch_tenant("acme", on=False)
     for _ in range(2):
