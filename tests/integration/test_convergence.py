@@ -31,7 +31,7 @@ common = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 QUICK = settings(common, max_examples=60)
-LONG = settings(common, max_examples=1000)
+LONG = settings(common, max_examples=400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ common = settings(
     ],
 )
 QUICK = settings(common, max_examples=100)
-LONG = settings(common, max_examples=3000)
+LONG = settings(common, max_examples=1000)
 
 
 def exact(text: str | bytes) -> Any:

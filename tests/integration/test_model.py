@@ -267,7 +267,8 @@ def test_the_invariants_hold_after_every_step(model_site):
 @pytest.mark.timeout(1800)
 def test_the_invariants_hold_after_every_step_of_many_more(model_site):
     number = int(os.environ.get("MODEL_SEED") or secrets.randbits(32))
-    explore(model_site, number, max_examples=1000, stateful_step_count=50, database=None)
+    examples = int(os.environ.get("MODEL_EXAMPLES") or 60)
+    explore(model_site, number, max_examples=examples, stateful_step_count=50, database=None)
 
 
 # What it found. Each example is the shortest way to a fault.
