@@ -8,7 +8,8 @@ import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from shared import fields, topics
 from shared.errors import ConfigurationError
@@ -22,6 +23,8 @@ _CUSTOMERS: Final = frozenset(
     {"customers", "customer", "customers_marketing_consent", "customers_email_marketing_consent"}
 )
 _PERSONAL_IDS: Final = _CUSTOMERS | {"customer_payment_methods"}
+_CUSTOMER_FIELDS: Final = ("customer_id", "deleted_customer_id")
+_ORDER_FIELDS: Final = ("order_id", "origin_order_id")
 # Their bodies name the customer if there is one, so an address without a customer is a guest's.
 _GUESTS: Final = frozenset({"shopify_orders", "shopify_draft_orders", "shopify_checkouts"})
 # What may stay of an erased order and its like: nothing of it tells whose it was.
@@ -50,9 +53,8 @@ class Kind(StrEnum):
     ID = "id"  # any other personal id; nobody asks for it, it is only hidden
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One that an event is about."""
+class Subject(NamedTuple):
+    """One that an event is about. A tuple, for every event makes some."""
 
     kind: Kind
     id: str
@@ -119,17 +121,12 @@ def wish(topic: str, shop: str, body: Body) -> Wish | None:
 def of(shop: str, name: str, parsed: Mapping[str, Any]) -> tuple[Subject, ...]:
     """The subjects of an event of topic `name`, from its parsed fields."""
     topic = topics.lookup(name)
-    own = parsed.get("id")
-    customers = [parsed.get("customer_id"), parsed.get("deleted_customer_id")]
-    orders = [parsed.get("order_id"), parsed.get("origin_order_id")]
-    if topic.resource in _CUSTOMERS:
-        customers.append(own)
-    if topic.table == "shopify_orders":
-        orders.append(own)
+    customers = _CUSTOMER_FIELDS + ("id",) * (topic.resource in _CUSTOMERS)
+    orders = _ORDER_FIELDS + ("id",) * (topic.table == "shopify_orders")
     found = [Subject(Kind.SHOP, shop)]
-    found += [Subject(Kind.CUSTOMER, each) for each in map(_plain, customers) if each]
+    found += [Subject(Kind.CUSTOMER, id) for f in customers if (id := _plain(parsed.get(f)))]
     is_guest = len(found) == 1 and topic.table in _GUESTS
-    found += [Subject(Kind.ORDER, each) for each in map(_plain, orders) if each]
+    found += [Subject(Kind.ORDER, id) for f in orders if (id := _plain(parsed.get(f)))]
     if email := _address(parsed.get("email")):
         found.append(Subject(Kind.EMAIL, email))
         if is_guest:
@@ -172,7 +169,11 @@ class Hasher:
 
     def digests(self, shop: str, subjects: Iterable[Subject]) -> list[str]:
         """Every hash under which one of the subjects may have been erased."""
-        return [_digest(key, shop, subject) for subject in subjects for key in self._keys]
+        return [
+            _shop_digest(key, shop) if subject.kind is Kind.SHOP else _digest(key, shop, subject)
+            for subject in subjects
+            for key in self._keys
+        ]
 
     def hidden(self, shop: str, resource: str, id: str | None) -> str | None:
         """An id as it may stay once its resource is erased."""
@@ -182,8 +183,14 @@ class Hasher:
 
 
 def _digest(key: bytes, shop: str, subject: Subject) -> str:
-    text = f"{subject.kind}\0{shop}\0{subject.id}"
+    text = f"{subject.kind.value}\0{shop}\0{subject.id}"
     return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+@lru_cache(maxsize=1024)
+def _shop_digest(key: bytes, shop: str) -> str:
+    """Every event of a shop asks for the same one."""
+    return _digest(key, shop, Subject(Kind.SHOP, shop))
 
 
 def _fits(kind: RequestKind, shop: str, body: Body) -> bool:
