@@ -144,13 +144,26 @@ locals {
       tick_partly_failed = {
         title    = "A part of the retry function's work fails"
         severity = "WARNING"
-        query    = "sum(increase(${local.events}{event=~\"tick[.]part_failed|maintenance[.]failed\"}[3h])) > 2"
+        query    = "sum(increase(${local.events}{event=~\"tick[.]part_failed|maintenance[.]failed|privacy[.]failed\"}[3h])) > 2"
         duration = "0s"
         runbook  = <<-EOT
-          The replays go on; what goes wrong is the outbox or the work of retention.
+          The replays go on; what goes wrong is the outbox, retention or an erasure.
 
-          1. See `tick.part_failed` and `maintenance.failed` in the log of `${var.name}-retry`: they have the error.
-          2. It is tried again, the outbox in a minute, retention in an hour. What goes on for days is a bug, or a grant that the database's role lacks.
+          1. See `tick.part_failed`, `maintenance.failed` and `privacy.failed` in the log of `${var.name}-retry`: they have the error.
+          2. It is tried again, retention in an hour, the others in a minute. What goes on for days is a bug, or a grant that the database's role lacks.
+        EOT
+      }
+      erasure_overdue = {
+        title    = "A compliance request is overdue"
+        severity = "CRITICAL"
+        query    = "sum(increase(${local.events}{event=\"privacy.overdue\"}[1d])) > 0"
+        duration = "0s"
+        runbook  = <<-EOT
+          A request to show or to erase a customer's data is past its time, which Shopify and the law set. It is said once a day for as long as it is open.
+
+          1. `python manage.py privacy list`, and `privacy show` for the one that the log of `${var.name}-retry` names: it says what is in the way.
+          2. A tenant's database: restore the way to it. A request for data: `privacy export` answers it.
+          3. By hand: docs/privacy.md.
         EOT
       }
       unforeseen = {

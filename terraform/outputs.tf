@@ -76,6 +76,7 @@ output "next_steps" {
     ],
     [
       "export CREDENTIAL_KEYS=\"$(gcloud secrets versions access latest --project ${var.project_id} --secret ${google_secret_manager_secret.this["CREDENTIAL_KEYS"].secret_id})\"",
+      "export PRIVACY_HASH_KEY=\"$(gcloud secrets versions access latest --project ${var.project_id} --secret ${google_secret_manager_secret.this["PRIVACY_HASH_KEY"].secret_id})\"",
       "",
       "# One shop, its organization and its database:",
       "read -rs TENANT_DATABASE_URL && export TENANT_DATABASE_URL",

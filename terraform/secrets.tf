@@ -16,6 +16,11 @@ locals {
       readers = ["subscriber", "retry"]
       version = var.credential_keys_version
     }
+    PRIVACY_HASH_KEY = {
+      name    = "privacy-hash-key"
+      readers = ["subscriber", "retry"]
+      version = var.privacy_hash_key_version
+    }
     SHOPIFY_CLIENT_SECRETS = {
       name    = "shopify-client-secrets"
       readers = ["webhook"]
@@ -26,6 +31,7 @@ locals {
   secret_values = {
     APP_DATABASE_URL       = local.database_url
     CREDENTIAL_KEYS        = coalesce(var.credential_keys, local.new_credential_key)
+    PRIVACY_HASH_KEY       = coalesce(var.privacy_hash_key, ephemeral.random_password.privacy_hash_key.result)
     SHOPIFY_CLIENT_SECRETS = var.shopify_client_secrets
   }
 
@@ -40,6 +46,11 @@ locals {
 }
 
 ephemeral "random_password" "credential_key" {
+  length  = 64
+  special = false
+}
+
+ephemeral "random_password" "privacy_hash_key" {
   length  = 64
   special = false
 }

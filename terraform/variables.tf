@@ -99,6 +99,36 @@ variable "credential_keys_version" {
   }
 }
 
+variable "privacy_hash_key" {
+  description = "Long random texts that key the hashes of who was erased, comma-separated: the first makes new hashes, all find old ones. Null: one is made at the first apply."
+  type        = string
+  default     = null
+  ephemeral   = true
+  sensitive   = true
+
+  validation {
+    condition     = var.privacy_hash_key_version == 1 || var.privacy_hash_key != null
+    error_message = "With privacy_hash_key_version above 1, privacy_hash_key must hold the new key and, after a comma, the old one: without it nobody who was erased is recognised, and old events bring them back."
+  }
+
+  validation {
+    condition     = var.privacy_hash_key == null || alltrue([for key in split(",", coalesce(var.privacy_hash_key, "-")) : length(trimspace(key)) >= 32])
+    error_message = "Every part of privacy_hash_key must have at least 32 characters: `openssl rand -hex 32` makes one."
+  }
+}
+
+variable "privacy_hash_key_version" {
+  description = "Raise it by one to write a new value of privacy_hash_key."
+  type        = number
+  default     = 1
+  nullable    = false
+
+  validation {
+    condition     = var.privacy_hash_key_version >= 1 && floor(var.privacy_hash_key_version) == var.privacy_hash_key_version
+    error_message = "privacy_hash_key_version is a whole number of at least 1, raised by one at each rotation."
+  }
+}
+
 # Shopify
 
 variable "shopify_topics" {

@@ -14,6 +14,7 @@ variables {
   region                 = "europe-west1"
   shopify_client_secrets = "shpss_invented"
   credential_keys        = "abcdefghijabcdefghijabcdefghijabcdefghijabc="
+  privacy_hash_key       = "invented-invented-invented-invented"
   database_mode          = "external"
   database_url           = "postgresql://hookledger:invented@db.example.com:5432/hookledger"
 }
@@ -42,8 +43,10 @@ run "who_may_do_what" {
       "webhook shopify-client-secrets",
       "subscriber app-database-url",
       "subscriber credential-keys",
+      "subscriber privacy-hash-key",
       "retry app-database-url",
       "retry credential-keys",
+      "retry privacy-hash-key",
     ])
     error_message = "A function reads the secrets that it uses, and no others."
   }

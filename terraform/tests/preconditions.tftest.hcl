@@ -109,9 +109,10 @@ run "a_setting_that_is_made_here" {
 run "a_rotation_that_would_lose_the_old_key" {
   command = plan
   variables {
-    credential_keys_version = 2
+    credential_keys_version  = 2
+    privacy_hash_key_version = 2
   }
-  expect_failures = [var.credential_keys]
+  expect_failures = [var.credential_keys, var.privacy_hash_key]
 }
 
 run "no_way_in_for_events" {
@@ -148,6 +149,7 @@ run "out_of_range" {
     network_ranges                  = { functions = "10.61.0.0/27" }
     notification_channels           = ["pager"]
     operator_access                 = "internet"
+    privacy_hash_key_version        = 0
     pubsub_retention_days           = 0
     retry_time_budget_seconds       = 0
     runtime                         = "python38"
@@ -162,7 +164,8 @@ run "out_of_range" {
     var.database, var.database_password_version, var.database_pooler_mode, var.egress_mode,
     var.log_level, var.maintenance_time_budget_seconds, var.network_ranges,
     var.notification_channels, var.operator_access,
-    var.pubsub_retention_days, var.retry_time_budget_seconds, var.runtime,
+    var.privacy_hash_key_version, var.pubsub_retention_days, var.retry_time_budget_seconds,
+    var.runtime,
     var.shopify_client_secrets, var.shopify_client_secrets_version, var.shopify_topics,
     var.static_egress_functions, var.webhook,
   ]
@@ -192,14 +195,16 @@ run "out_of_range_too" {
 run "out_of_range_once_more" {
   command = plan
   variables {
-    credential_keys = "no Fernet key"
-    database_url    = "db.example.com"
-    retention       = { event_payload_days = 0 }
-    subscriber      = { min_instances = 11 }
-    webhook         = { min_instances = 11 }
+    credential_keys  = "no Fernet key"
+    database_url     = "db.example.com"
+    privacy_hash_key = "short"
+    retention        = { event_payload_days = 0 }
+    subscriber       = { min_instances = 11 }
+    webhook          = { min_instances = 11 }
   }
   expect_failures = [
-    var.credential_keys, var.database_url, var.retention, var.subscriber, var.webhook,
+    var.credential_keys, var.database_url, var.privacy_hash_key, var.retention, var.subscriber,
+    var.webhook,
   ]
 }
 
