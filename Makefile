@@ -47,7 +47,7 @@ terraform-test: install  ## The Terraform configuration: format, validity, tests
 	@$(PY) -m tests.terraform.program
 
 checkov: .venv-checkov/installed  ## Security checks of the Terraform configuration
-	@.venv-checkov/bin/checkov --directory terraform --framework terraform --quiet --compact --skip-download
+	@.venv-checkov/bin/python -m checkov.main --directory terraform --framework terraform --quiet --compact --skip-download
 
 .venv-checkov/installed:  # apart from .venv: it pins what others need newer
 	$(PYTHON) -m venv .venv-checkov

@@ -1,16 +1,22 @@
 """What tests stand on: one real PostgreSQL per worker, and fresh databases made from templates."""
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import pytest
 from cryptography.fernet import Fernet
+from hypothesis import settings
 
 from dev.postgres import Server
 from shared import bootstrap, db, migrate
 from tests.world import World
 
 _numbers = itertools.count(1)
+
+settings.register_profile("ci", derandomize=True)
+if "CI" in os.environ:
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")

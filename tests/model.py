@@ -62,6 +62,10 @@ GATES: Final = frozenset(
     }
 )
 
+_TERMINATE: Final = """
+select pg_terminate_backend(pid) from pg_stat_activity
+where datname = %s and application_name = 'hookledger'"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
@@ -169,11 +173,9 @@ class Database:
             )
         )
         if not on:
-            self._admin.execute(
-                "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
-                " where datname = %s and application_name = 'hookledger'",
-                (self._name,),
-            )
+            # Asked again at once: the server's own way to wait looks ten times a second only.
+            while self._admin.execute(_TERMINATE, (self._name,)).fetchone():
+                pass
         self.is_down = not on
 
     def close(self) -> None:

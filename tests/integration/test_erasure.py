@@ -1,6 +1,7 @@
 """Erasures carried out: what is gone, what stays, and that one may die anywhere meanwhile."""
 
 import json
+import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -242,6 +243,15 @@ def test_a_whole_shop_and_no_other(live):
     assert live.app("select 1 from shopify_shopifyevent where payload is not null") == []
 
 
+def test_what_was_there_before_the_request_is_from_before_whatever_its_clock_says(live):
+    body = PERSON | {"id": 7, "updated_at": "2999-01-01T00:00:00Z"}
+    live.core.pipeline.apply(sent("customers/update", body))
+    live.tenant("update shopify_events set inserted_at = '2026-11-01'")
+    live.core.pipeline.apply(redact())
+    erase(live)
+    assert "ada@example.com" not in everything(live).lower()
+
+
 def test_a_payload_that_retention_took_leaves_no_id_behind(live):
     live.tenant("update shopify_events set payload = null, parsed_payload = null")
     live.core.pipeline.apply(redact())
@@ -346,9 +356,17 @@ def test_a_run_stops_at_its_budget_and_the_next_one_goes_on(live, small_pages):
     assert receipts(live)["tenant"]["counts"]["shopify_events"] == len(HISTORY)
 
 
-def test_two_beside_each_other_count_each_row_once(live, small_pages):
+def test_two_beside_each_other_count_each_row_once(live, small_pages, monkeypatch):
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
+    page = holdings.tenant_page
+
+    def slow(*args):
+        rows = page(*args)
+        time.sleep(0.02)  # another has read the same page by now, if it may
+        return rows
+
+    monkeypatch.setattr(holdings, "tenant_page", slow)
     live.core.pipeline.apply(redact(orders=[41]))
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda _: erase(live), range(3)))
