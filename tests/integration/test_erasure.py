@@ -1,5 +1,6 @@
 """Erasures carried out: what is gone, what stays, and that one may die anywhere meanwhile."""
 
+import itertools
 import json
 import time
 from contextlib import suppress
@@ -359,11 +360,12 @@ def test_a_run_stops_at_its_budget_and_the_next_one_goes_on(live, small_pages):
 def test_two_beside_each_other_count_each_row_once(live, small_pages, monkeypatch):
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
-    page = holdings.tenant_page
+    page, calls = holdings.tenant_page, itertools.count()
 
     def slow(*args):
         rows = page(*args)
-        time.sleep(0.02)  # another has read the same page by now, if it may
+        # One falls behind the others, who would be pages further by now, if they may.
+        time.sleep(0.2 if next(calls) % 5 == 0 else 0)
         return rows
 
     monkeypatch.setattr(holdings, "tenant_page", slow)
