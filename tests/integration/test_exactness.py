@@ -26,6 +26,8 @@ from tests.world import SHOP, World, envelope
 from tests.world import message as native
 
 PAYLOADS = os.environ.get("HOOKLEDGER_PAYLOADS", "")
+# What these ask for is carried out: their own bodies are taken away too.
+COMPLIANCE = {"customers/redact", "customers/data_request", "shop/redact"}
 BOM = b"\xef\xbb\xbf"
 
 common = settings(
@@ -85,7 +87,7 @@ def test_every_captured_payload_comes_back_as_it_was_sent(world: World):
     for shop in sorted({claimed_shop(path.read_bytes()) or SHOP for path in paths} - {SHOP}):
         world.connect_shop(shop)
     for path in paths:
-        for topic in topics_of(path):
+        for topic in sorted(set(topics_of(path)) - COMPLIANCE):
             body, event_id = path.read_bytes(), str(uuid.uuid4())
             shop = claimed_shop(body) or SHOP
             one = native(body, topic=topic, shop_domain=shop, webhook_id=event_id)
