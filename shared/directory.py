@@ -216,12 +216,10 @@ class Directory:
             return error
 
     def _ask(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        try:
-            return self._application.run(work)
-        except db.UNREACHABLE as error:
-            raise DirectoryUnavailableError(
-                "The application database could not be asked where the events go."
-            ) from error
+        return asked(
+            lambda: self._application.run(work),
+            "The application database could not be asked where the events go.",
+        )
 
     def _look_up(self, connection: psycopg.Connection[Any], shop_domain: str) -> Route:
         with connection.cursor(row_factory=class_row(_Connection)) as cursor:
@@ -272,6 +270,17 @@ class Directory:
         if database.password_encrypted is not None:
             return self._keyring.decrypt(database.password_encrypted)
         return self._resolve_secret(database.password_ref or "")
+
+
+def asked(work: Callable[[], T], otherwise: str) -> T:
+    """What the application database answers to `work`; its absence is no fault of the tenant's.
+
+    Raises DirectoryUnavailableError with the words of `otherwise` when it is out of reach.
+    """
+    try:
+        return work()
+    except db.UNREACHABLE as error:
+        raise DirectoryUnavailableError(otherwise) from error
 
 
 def connect_shop(

@@ -1,22 +1,21 @@
 """decode, route, parse, store: what is done with an event, at the first try and at each replay."""
 
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 import psycopg
 
 from shared import db, lifecycle, log, store
 from shared import envelope as envelopes
-from shared.directory import Directory, Route
-from shared.errors import DirectoryUnavailableError, MissingAttributeError
+from shared.directory import Directory, Route, asked
+from shared.errors import MissingAttributeError
 from shared.model import Envelope, Event, LedgerOutcome, Outcome
 from shared.parse import check_shop, parse
 from shared.privacy import Privacy, Recorded
-from shared.subjects import RequestKind
+from shared.subjects import COMPLIANCE
 
-T = TypeVar("T")
-
-_COMPLIANCE: Final = frozenset(RequestKind)
+_OUT_OF_REACH: Final = (
+    "The application database could not be reached. The event is stored again later."
+)
 _UNINSTALLED: Final = "app/uninstalled"
 
 
@@ -71,33 +70,23 @@ class Pipeline:
     def _recorded(self, envelope: Envelope) -> Recorded | None:
         """A compliance request is on record before its event is stored: the database where that
         would be may be gone for good."""
-        if envelope.topic not in _COMPLIANCE:
+        if envelope.topic not in COMPLIANCE:
             return None
         check_shop(envelope)
         event = parse(envelope)
-        return _asked(lambda: self._privacy.record(envelope, event))
+        return asked(lambda: self._privacy.record(envelope, event), _OUT_OF_REACH)
 
     def _follow(self, route: Route, envelope: Envelope, event: Event, outcome: Outcome) -> None:
         """What else a stored event leads to. Whoever fails here is replayed, and comes again."""
         if outcome.ledger is LedgerOutcome.SUPPRESSED:
-            _asked(lambda: self._privacy.forget(envelope))
+            asked(lambda: self._privacy.forget(envelope), _OUT_OF_REACH)
         elif event.topic == _UNINSTALLED:
-            _asked(lambda: self._uninstalled(route, envelope, event))
+            asked(lambda: self._uninstalled(route, envelope, event), _OUT_OF_REACH)
 
     def _uninstalled(self, route: Route, envelope: Envelope, event: Event) -> None:
         shop, organization = envelope.shop_domain, route.organization_id
         if lifecycle.uninstalled(self._application, shop, organization, event.source_updated_at):
             log.warning("shop.uninstalled", shop_domain=shop, organization_id=organization)
-
-
-def _asked(work: Callable[[], T]) -> T:
-    """What the application database is asked here: its absence is no fault of the tenant's."""
-    try:
-        return work()
-    except db.UNREACHABLE as error:
-        raise DirectoryUnavailableError(
-            "The application database could not be reached. The event is stored again later."
-        ) from error
 
 
 def _check_attributes(envelope: Envelope) -> None:

@@ -17,7 +17,6 @@ from shared.fields import Body
 
 ERASED: Final = "erased:"  # begins an id that stands for one that was erased
 
-_COMPLIANCE: Final = "customers/data_request", "customers/redact", "shop/redact"
 # Resources whose own id is the customer's, and those whose id is personal in another way.
 _CUSTOMERS: Final = frozenset(
     {"customers", "customer", "customers_marketing_consent", "customers_email_marketing_consent"}
@@ -73,6 +72,9 @@ class RequestKind(StrEnum):
         return self is not RequestKind.DATA_REQUEST
 
 
+COMPLIANCE: Final = frozenset(RequestKind)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What a compliance event asks for: whose data, and which orders by name."""
@@ -100,7 +102,7 @@ def wish(topic: str, shop: str, body: Body) -> Wish | None:
     The signature covers the body only, and the topic is but a claim: a body that is not just what
     the topic's bodies are must not erase anything. Raises ValueError, without a value in it.
     """
-    if topic not in _COMPLIANCE:
+    if topic not in COMPLIANCE:
         return None
     kind = RequestKind(topic)
     if not _fits(kind, shop, body):

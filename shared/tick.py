@@ -1,4 +1,4 @@
-"""What one tick of the scheduler does, side by side: the outbox, and the replays.
+"""What one tick of the scheduler does: outbox and replays side by side, then erasure and retention.
 
 Each part has its own budget and its own faults: only a failure ledger out of reach fails the tick.
 """

@@ -1,4 +1,4 @@
-"""Cloud Scheduler's tick: the outbox is sent, and failed events that are due are replayed."""
+"""Cloud Scheduler's tick: the outbox is sent, what is due replayed, what is old taken away."""
 
 import functions_framework
 from flask import Request
