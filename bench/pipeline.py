@@ -198,7 +198,8 @@ def _prepared(server: Server) -> tuple[bootstrap.Core, str]:
         with db.connect(db.Target(conninfo=url), migrate.LIMITS) as connection:
             migrate.apply(connection, series)
     key = Fernet.generate_key().decode()
-    core = bootstrap.core({"APP_DATABASE_URL": app, "CREDENTIAL_KEYS": key})
+    settings = {"APP_DATABASE_URL": app, "CREDENTIAL_KEYS": key, "PRIVACY_HASH_KEY": "b" * 43}
+    core = bootstrap.core(settings)
     core.application.run(
         lambda connection: directory.connect_shop(
             connection,
