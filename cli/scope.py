@@ -83,10 +83,11 @@ def operator(actor: str, reason: str) -> Operator:
     """Who does it: `actor`, or else this user on this machine. Raises ConfigurationError."""
     if not reason.strip():
         raise ConfigurationError("Say --reason: it is kept with what you do.")
-    return Operator(actor=actor.strip() or _you(), reason=reason.strip())
+    return Operator(actor=actor.strip() or you(), reason=reason.strip())
 
 
-def _you() -> str:
+def you() -> str:
+    """This user on this machine."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a user without a name, as in a container

@@ -6,7 +6,7 @@ import psycopg
 import typer
 from psycopg.conninfo import conninfo_to_dict
 
-from cli import context
+from cli import context, scope
 from shared import bootstrap, db, directory, migrate
 from shared.config import PoolerMode
 from shared.envelope import is_shop_domain
@@ -42,7 +42,7 @@ def connect_shop(
 ) -> None:
     """Connect a shop to its tenant database: check and provision it, keep its credential encrypted.
 
-    Events of the shop that failed for want of a connection are replayed by the next retry run.
+    What is in the failure ledger of the shop, given up or not, is due again, a few at a time.
 
     Example: python manage.py connect_shop --shop acme.myshopify.com --organization acme
     --database-url postgresql://hookledger:…@db.example.com:5432/acme
@@ -60,7 +60,7 @@ def connect_shop(
         context.out.print(f"[yellow]![/] {hint}", soft_wrap=True)
     _put_on_record(core, shop, organization, target)
     context.out.print(f"[green]✓[/] {shop} belongs to {organization}; its password is encrypted")
-    requeued = core.failures.requeue_shop(shop, organization)
+    requeued = core.failures.requeue_shop(shop, organization, actor=scope.you())
     context.out.print(f"[green]✓[/] {requeued} failed events of the shop are due again")
 
 

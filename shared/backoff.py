@@ -1,8 +1,18 @@
-"""When a failed event is replayed next: 2, 4, 8, 16, 32, then 60 minutes after the verdict."""
+"""When a failed event is replayed next: 2, 4, 8, 16, 32, then 60 minutes after the verdict.
+
+And when a tenant database that is unavailable is probed.
+"""
 
 from typing import Final
 
 CAP_MINUTES: Final = 60
+PROBE_MINUTES: Final = [
+    1,
+    2,
+    4,
+    8,
+    15,
+]  # after each probe that failed; the last for all that follow
 
 
 def delay_minutes(failed_replays: int) -> int:

@@ -17,8 +17,9 @@ _FIRST_ORGANIZATION: Final = """
 select organization_id from shopify_shopifyconnection
 where myshopify_domain = %(shop_domain)s order by id limit 1"""
 
-# A further delivery refreshes the error, never the schedule or a lease. What a replay had resolved
-# is open again, with whatever retention took from it; what an operator resolved stays resolved.
+# A further delivery refreshes the error, never the schedule or a lease. What was given up keeps the
+# error that led to it: by that the end of an incident knows what to bring back. What a replay had
+# resolved is open again, with whatever retention took from it; what an operator resolved stays so.
 _RECORD: Final = """
 insert into subscriber_subscriberfailedevent as f
   (event_id, payload_sha256, source, topic, event_type, shop_domain, organization_id, envelope,
@@ -30,12 +31,14 @@ values
 on conflict (shop_domain, event_id) do update set
   occurrences = f.occurrences + 1,
   organization_id = coalesce(excluded.organization_id, f.organization_id),
-  error_type = excluded.error_type,
-  error_class = excluded.error_class,
-  error_code = excluded.error_code,
-  error_message = excluded.error_message,
-  traceback = excluded.traceback,
-  fingerprint = excluded.fingerprint,
+  (error_type, error_class, error_code, error_message, traceback, fingerprint) = (
+    select case when known then f.error_type else excluded.error_type end,
+           case when known then f.error_class else excluded.error_class end,
+           case when known then f.error_code else excluded.error_code end,
+           case when known then f.error_message else excluded.error_message end,
+           case when known then f.traceback else excluded.traceback end,
+           case when known then f.fingerprint else excluded.fingerprint end
+    from (select f.status = 'failed' as known) x),
   status = case when f.resolution = 'replayed' then 'pending' else f.status end,
   retry_count = case when f.resolution = 'replayed' then 0 else f.retry_count end,
   envelope = case when f.resolution = 'replayed' then excluded.envelope else f.envelope end,
@@ -50,16 +53,24 @@ returning id"""
 
 # An operator's move: what waited or was given up is tried afresh, not all in the same minute.
 _REQUEUE_SHOP: Final = """
-update subscriber_subscriberfailedevent f
-set status = 'pending', retry_count = 0, alerted_at = null, updated_at = now(),
-    organization_id = %(organization_id)s,
-    next_retry_at = now() + make_interval(secs => q.place::float8 / %(per_second)s)
-from (select id, row_number() over (order by id) - 1 as place
-      from subscriber_subscriberfailedevent
-      where shop_domain = %(shop_domain)s and status in ('pending', 'failed')
-        and lease_token is null) q
-where f.id = q.id and f.status in ('pending', 'failed') and f.lease_token is null
-returning f.id"""
+with moved as (
+  update subscriber_subscriberfailedevent f
+  set status = 'pending', retry_count = 0, alerted_at = null, updated_at = now(),
+      organization_id = %(organization_id)s,
+      next_retry_at = now() + make_interval(secs => q.place::float8 / %(per_second)s)
+  from (select id, row_number() over (order by id) - 1 as place
+        from subscriber_subscriberfailedevent
+        where shop_domain = %(shop_domain)s and status in ('pending', 'failed')
+          and lease_token is null and payload is not null) q
+  where f.id = q.id and f.status in ('pending', 'failed') and f.lease_token is null
+  returning f.id
+), noted as (
+  insert into subscriber_operatoraction (actor, action, reason, scope, count)
+  select %(actor)s, 'requeue', 'shop connected',
+         jsonb_build_object('shop', %(shop_domain)s::text), count(*)
+  from moved having count(*) > 0
+)
+select id from moved"""
 
 
 class Failures:
@@ -87,11 +98,12 @@ class Failures:
                 return rows[0]
         raise HookledgerError("The failure ledger has two bodies under this id already.")
 
-    def requeue_shop(self, shop_domain: str, organization_id: str) -> int:
+    def requeue_shop(self, shop_domain: str, organization_id: str, *, actor: str) -> int:
         """Makes all unresolved rows of a shop due afresh, staggered; returns how many."""
         parameters = {
             "shop_domain": shop_domain,
             "organization_id": organization_id,
+            "actor": actor,
             "per_second": REQUEUED_PER_SECOND,
         }
         return len(self._application.fetch(scalar_row, _REQUEUE_SHOP, parameters))

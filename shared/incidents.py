@@ -8,14 +8,14 @@ probed. Any answer but a connection failure ends the incident.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, LiteralString
+from typing import Any, Final
 
+import psycopg
 from psycopg.rows import class_row, dict_row, scalar_row
 
-from shared import db, log
+from shared import backoff, db, log
 from shared.errors import WorkerLost
 
-PROBE_MINUTES: Final = [1, 2, 4, 8, 15]
 PARKED_PER_SECOND: Final = 50
 PARKED_BATCH: Final = 1000
 
@@ -30,16 +30,19 @@ on conflict (tenant) where ended_at is null do update set
   where i.kind = 'unavailable'
 returning xmax = 0 as opened"""
 
-# Closing and requeueing are one: whoever dies here has done both or neither.
-_CLOSE: Final = """
-with closed as (
-  update subscriber_tenantincident set ended_at = now()
-  where tenant = %(tenant)s and ended_at is null and kind = 'unavailable'
-  returning id, tenant, started_at
-), given_up as (
+_END: Final = """
+update subscriber_tenantincident set ended_at = clock_timestamp()
+where tenant = %(tenant)s and ended_at is null and kind = %(kind)s
+returning id, started_at, ended_at"""
+
+# What was given up in an incident for want of a connection. A statement after the end, in one
+# transaction with it: only so does it see every verdict that made sure of the incident.
+_REQUEUE: Final = """
+with given_up as (
   select f.id, row_number() over (order by f.id) as place
-  from subscriber_subscriberfailedevent f join closed c on c.tenant = f.tenant
-  where f.status = 'failed' and f.updated_at >= c.started_at
+  from subscriber_subscriberfailedevent f
+  where f.tenant = %(tenant)s and f.status = 'failed' and f.updated_at >= %(started_at)s
+    and f.payload is not null
     and (left(f.error_code, 2) = any(%(classes)s) or f.error_code = any(%(codes)s))
 ), requeued as (
   update subscriber_subscriberfailedevent f
@@ -50,12 +53,10 @@ with closed as (
 ), noted as (
   insert into subscriber_operatoraction (actor, action, reason, scope, count)
   select 'system', 'requeue', 'incident ended',
-         jsonb_build_object('tenant', c.tenant, 'incident', c.id), count(r.id)
-  from closed c left join requeued r on true
-  group by c.id, c.tenant
-  having count(r.id) > 0
+         jsonb_build_object('tenant', %(tenant)s::text, 'incident', %(id)s::bigint), count(*)
+  from requeued having count(*) > 0
 )
-select c.id, c.started_at, (select count(*) from requeued) as requeued from closed c"""
+select id from requeued"""
 
 # Parked rows come back a few at a time, in the order in which they came due.
 _STAGGER: Final = """
@@ -65,7 +66,7 @@ set next_retry_at = now() + make_interval(secs => (%(done)s + p.place)::float8 /
 from (select id, row_number() over (order by due_at, id) as place
       from (select id, due_at from subscriber_subscriberfailedevent
             where tenant = %(tenant)s and status = 'pending' and lease_token is null
-              and due_at <= now()
+              and due_at <= %(ended_at)s
             order by due_at, id limit %(batch)s
             for update skip locked) due) p
 where f.id = p.id and f.status = 'pending' and f.lease_token is null
@@ -100,16 +101,9 @@ select %(actor)s, 'pause', %(reason)s, jsonb_build_object('tenant', %(tenant)s::
 from paused
 returning id"""
 
-_UNPAUSE: Final = """
-with ended as (
-  update subscriber_tenantincident set ended_at = now()
-  where tenant = %(tenant)s and ended_at is null and kind = 'paused'
-  returning id
-)
+_UNPAUSED: Final = """
 insert into subscriber_operatoraction (actor, action, reason, scope, count)
-select %(actor)s, 'unpause', %(reason)s, jsonb_build_object('tenant', %(tenant)s::text), 1
-from ended
-returning id"""
+values (%(actor)s, 'unpause', %(reason)s, jsonb_build_object('tenant', %(tenant)s::text), 1)"""
 
 _OPEN_INCIDENTS: Final = """
 select id, tenant, kind, started_at, last_probe_at, probe_count, cause
@@ -142,8 +136,8 @@ class Incidents:
             "tenant": tenant,
             "started_at": run_started_at,
             "cause": cause,
-            "minutes": PROBE_MINUTES,
-            "steps": len(PROBE_MINUTES),
+            "minutes": backoff.PROBE_MINUTES,
+            "steps": len(backoff.PROBE_MINUTES),
         }
         if any(row["opened"] for row in self._application.fetch(dict_row, _OPEN, parameters)):
             log.warning("incident.opened", organization_id=tenant, cause=cause)
@@ -154,19 +148,11 @@ class Incidents:
         What was given up for want of a connection meanwhile is requeued, what is parked comes due
         again a few at a time.
         """
-        parameters = {
-            "tenant": tenant,
-            "classes": list(db.CONNECTION_CLASSES),
-            "codes": [*db.CONNECTION_CODES, WorkerLost.code],
-            "per_second": PARKED_PER_SECOND,
-        }
-        for row in self._application.fetch(dict_row, _CLOSE, parameters):
-            returned = self._stagger(tenant, row["requeued"])
+        ended = self._application.run(lambda connection: _ended(connection, tenant, "unavailable"))
+        if ended:
+            parked = self._stagger(tenant, ended)
             log.warning(
-                "incident.ended",
-                organization_id=tenant,
-                requeued=row["requeued"],
-                parked=returned - row["requeued"],
+                "incident.ended", organization_id=tenant, requeued=ended.requeued, parked=parked
             )
 
     def without_canary(self) -> Sequence[str]:
@@ -183,34 +169,64 @@ class Incidents:
         )
 
     def unpause(self, tenant: str, *, actor: str, reason: str) -> bool:
-        """Lets them go again, a few at a time; whether it was paused."""
-        ended = self._application.fetch(
-            dict_row, _UNPAUSE, {"tenant": tenant, "actor": actor, "reason": reason}
-        )
+        """Lets them go again, a few at a time; whether it was paused.
+
+        The pause may have taken over an incident: what had been given up in that is requeued.
+        """
+
+        def end(connection: psycopg.Connection[Any]) -> _Ended | None:
+            with connection.transaction():
+                ended = _ended(connection, tenant, "paused")
+                if ended:
+                    by = {"tenant": tenant, "actor": actor, "reason": reason}
+                    connection.execute(_UNPAUSED, by)
+            return ended
+
+        ended = self._application.run(end)
         if ended:
-            self._stagger(tenant, 0)
-        return bool(ended)
+            self._stagger(tenant, ended)
+        return ended is not None
 
     def open(self) -> list[Incident]:
         """All that are open, the oldest first."""
         return self._application.fetch(class_row(Incident), _OPEN_INCIDENTS)
 
-    def _by_operator(
-        self, statement: LiteralString, tenant: str, actor: str, reason: str
-    ) -> list[int]:
-        parameters = {"tenant": tenant, "actor": actor, "reason": reason}
-        return self._application.fetch(scalar_row, statement, parameters)
-
-    def _stagger(self, tenant: str, done: int) -> int:
-        """Spreads the tenant's due rows behind `done` others; returns how many there are then."""
+    def _stagger(self, tenant: str, ended: "_Ended") -> int:
+        """Spreads the tenant's rows that were due at the end behind those that were requeued."""
+        parked = 0
         while True:
             parameters = {
                 "tenant": tenant,
-                "done": done,
+                "ended_at": ended.at,
+                "done": ended.requeued + parked,
                 "batch": PARKED_BATCH,
                 "per_second": PARKED_PER_SECOND,
             }
-            moved = len(self._application.fetch(dict_row, _STAGGER, parameters))
-            done += moved
+            moved = len(self._application.fetch(scalar_row, _STAGGER, parameters))
+            parked += moved
             if moved < PARKED_BATCH:
-                return done
+                return parked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    at: datetime
+    requeued: int
+
+
+def _ended(connection: psycopg.Connection[Any], tenant: str, kind: str) -> _Ended | None:
+    """Ends the tenant's incident and requeues what was given up in it: both or neither."""
+    with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
+        incident = cursor.execute(_END, {"tenant": tenant, "kind": kind}).fetchone()
+        if incident is None:
+            return None
+        parameters = {
+            "tenant": tenant,
+            "id": incident["id"],
+            "started_at": incident["started_at"],
+            "classes": list(db.CONNECTION_CLASSES),
+            "codes": [*db.CONNECTION_CODES, WorkerLost.code],
+            "per_second": PARKED_PER_SECOND,
+        }
+        requeued = len(cursor.execute(_REQUEUE, parameters).fetchall())
+        return _Ended(at=incident["ended_at"], requeued=requeued)

@@ -159,6 +159,8 @@ with verdict as (
 )
 select id from verdict"""
 
+# What is given up for want of a connection is brought back by the end of an incident. So there is
+# one when the verdict is committed, and it is locked until then, whatever another run has ended.
 _RESCHEDULE: Final = """
 with verdict as (
   update subscriber_subscriberfailedevent
@@ -171,7 +173,13 @@ with verdict as (
       last_attempted_at = %(run_started_at)s, updated_at = now(),
       lease_token = null, leased_until = null
   where id = %(id)s and status = 'pending' and lease_token = %(token)s
-  returning id, status
+  returning id, tenant, status
+), incident as (
+  insert into subscriber_tenantincident as i (tenant, kind, started_at, next_probe_at, cause)
+  select v.tenant, 'unavailable', %(run_started_at)s,
+         now() + make_interval(mins => %(probe_minutes)s), %(error_message)s
+  from verdict v where v.status = 'failed' and %(is_connection_failure)s
+  on conflict (tenant) where ended_at is null do update set tenant = i.tenant
 ), attempt as (
   update subscriber_replayattempt a
   set finished_at = now(), error_type = %(error_type)s, error_message = %(error_message)s,
@@ -241,6 +249,7 @@ returning f.id, f.status, c.charge = 1 as charged"""
 _SCHEDULE: Final[dict[str, Any]] = {
     "schedule": backoff.SCHEDULE_MINUTES,
     "schedule_length": len(backoff.SCHEDULE_MINUTES),
+    "probe_minutes": backoff.PROBE_MINUTES[0],
 }
 
 
@@ -334,6 +343,7 @@ class Leases:
         """The replay failed: due again by the schedule, or given up when its retries are spent."""
         parameters = {"token": token, "id": row, "run_started_at": run_started_at}
         parameters |= _SCHEDULE | describe(error, topic)
+        parameters["is_connection_failure"] = db.is_connection_failure(error)
         match self._application.fetch(scalar_row, _RESCHEDULE, parameters):
             case ["pending"]:
                 return Verdict.RESCHEDULED

@@ -517,7 +517,7 @@ class Model:
         self._connect(LATE)
         self.connected.add(LATE)
         if requeue:
-            self.operator.failures.requeue_shop(LATE, SHOPS[LATE])
+            self.operator.failures.requeue_shop(LATE, SHOPS[LATE], actor="jane")
 
     def pass_time(self, minutes: float, *, for_processes: bool = True) -> None:
         """Nothing happens for a while: all that is written down becomes so much older."""

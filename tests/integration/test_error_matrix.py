@@ -213,7 +213,7 @@ def one_connection(world: World) -> None:
 
 def other_shop_connected(world: World) -> None:
     world.connect_shop(OTHER)
-    world.core.failures.requeue_shop(OTHER, ORGANIZATION)
+    world.core.failures.requeue_shop(OTHER, ORGANIZATION, actor="jane")
 
 
 # Our own code

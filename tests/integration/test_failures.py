@@ -114,6 +114,17 @@ def test_a_second_delivery_adds_an_occurrence_and_refreshes_the_error_only(world
     )
 
 
+def test_what_was_given_up_keeps_the_error_that_led_to_it(world, failures):
+    sent = envelope()
+    failures.record(sent, psycopg.OperationalError("connection refused"))
+    world.app("update subscriber_subscriberfailedevent set status = 'failed'")
+    before = world.failed_event()
+    failures.record(sent, UnknownShopError("second"))
+    after = world.failed_event()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"occurrences", "updated_at"}
+
+
 def test_a_second_body_under_one_id_gets_a_row_of_its_own(world, failures):
     first, second = envelope({"a": 1}), envelope({"a": 2})
     second = replace(second, event_id=first.event_id)
@@ -215,7 +226,9 @@ def test_connecting_a_shop_makes_all_its_unresolved_rows_due_staggered(world, fa
     token = uuid4()
     world.core.leases.claim(token, 1)
     elsewhere = world.fail(envelope(shop_domain="other.myshopify.com"))
-    assert failures.requeue_shop(SHOP, "new-owner") == 24
+    assert failures.requeue_shop(SHOP, "new-owner", actor="jane") == 24
+    [noted] = world.app("select actor, action, scope, count from subscriber_operatoraction")
+    assert noted == {"actor": "jane", "action": "requeue", "scope": {"shop": SHOP}, "count": 24}
     kept = {row["id"]: row for row in world.failed_events()}
     moved = [row for row in kept.values() if row["organization_id"] == "new-owner"]
     assert len(moved) == 24

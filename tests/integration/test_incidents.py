@@ -1,13 +1,15 @@
 """Incidents: an outage costs its tenant one canary at a time, and the others nothing."""
 
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from shared import db
+from shared import db, faults, incidents, leases
 from shared.errors import DatabaseTimeoutError
 from tests.world import ORGANIZATION, World, envelope, message
 
@@ -106,6 +108,33 @@ def test_parked_rows_come_back_spread_out_in_the_order_in_which_they_came_due(wo
     assert times[-1] - times[0] > timedelta(seconds=2)
 
 
+def test_rows_that_come_due_while_the_others_are_spread_are_not_moved(world, monkeypatch):
+    world.break_tenant()
+    for n in range(3):
+        world.fail(envelope({"id": n}))
+    world.retry()
+    waiting = world.failed_events()[0]["id"]
+    monkeypatch.setattr(incidents, "PARKED_BATCH", 1)
+    batches = []
+
+    def one_batch(statement_of, *arguments):
+        if arguments[0] is incidents._STAGGER:
+            batches.append(arguments)
+            world.app(
+                "update subscriber_subscriberfailedevent"
+                " set next_retry_at = clock_timestamp() where id = %(row)s",
+                row=waiting,
+            )
+        return fetch(statement_of, *arguments)
+
+    fetch = world.core.application.fetch
+    monkeypatch.setattr(world.core.application, "fetch", one_batch)
+    world.core.incidents.answered(ORGANIZATION)
+    assert len(batches) == 3, "two parked rows, one by one, and then none"
+    (due,) = [row for row in world.failed_events() if row["id"] == waiting]
+    assert due["next_retry_at"] <= world.app("select now() as now")[0]["now"]
+
+
 def test_a_canary_that_fails_for_its_own_reasons_ends_the_incident_all_the_same(down):
     down.heal_tenant()
     down.tenant("alter table shopify_orders drop column parsed_payload")
@@ -158,6 +187,62 @@ def test_what_was_given_up_during_the_outage_is_requeued_by_the_system(down):
     (action,) = down.app("select * from subscriber_operatoraction")
     assert (action["actor"], action["action"], action["count"]) == ("system", "requeue", 1)
     assert action["scope"]["tenant"] == ORGANIZATION
+
+
+def give_up(world: World, row: int) -> UUID:
+    """Leases the row for its last replay; returns the token."""
+    world.app(
+        "update subscriber_subscriberfailedevent set retry_count = max_retries - 1"
+        " where id = %(row)s",
+        row=row,
+    )
+    world.make_due(row)
+    token = uuid4()
+    world.core.leases.claim(token, 1, row)
+    world.core.leases.start(token, row)
+    return token
+
+
+def test_a_verdict_that_comes_after_the_end_of_the_incident_makes_a_new_one(down):
+    row = down.failed_events()[0]["id"]
+    token = give_up(down, row)
+    down.core.incidents.answered(ORGANIZATION)
+    error = psycopg.OperationalError("connection refused")
+    run_started_at = down.app("select now() as now")[0]["now"]
+    verdict = down.core.leases.reschedule(token, row, run_started_at, error, "orders/create")
+    assert verdict == "failed"
+    assert [incident["ended_at"] is None for incident in down.incidents()] == [False, True]
+    down.core.incidents.answered(ORGANIZATION)
+    assert down.failed_events()[0]["status"] == "pending"
+
+
+def test_the_end_of_an_incident_waits_for_the_verdicts_that_are_under_way(down):
+    row = down.failed_events()[0]["id"]
+    token = give_up(down, row)
+    error = psycopg.OperationalError("connection refused")
+    run_started_at = down.app("select now() as now")[0]["now"]
+    with (
+        psycopg.connect(down.app_url) as late,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        same = db.Pool(db.Target(conninfo=down.app_url), size=1)
+        parameters = {"token": token, "id": row, "run_started_at": run_started_at}
+        parameters |= leases._SCHEDULE | faults.describe(error, "orders/create")
+        late.execute(leases._RESCHEDULE, parameters | {"is_connection_failure": True})
+        end = beside.submit(incidents.Incidents(same, lease_seconds=120).answered, ORGANIZATION)
+        wait_for_lock(down, end)
+        late.commit()
+        end.result()
+        same.close()
+    assert down.failed_events()[0]["status"] == "pending", "the end brought it back"
+
+
+def wait_for_lock(world: World, work: Future[None]) -> None:
+    """Until the work waits for another session's lock; or is done, without having waited."""
+    while not work.done() and not world.app(
+        "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
+    ):
+        time.sleep(0.01)
 
 
 def test_what_was_given_up_before_the_outage_or_for_other_reasons_stays_given_up(world):

@@ -50,7 +50,7 @@ ODDITIES = st.builds(Delivery, kind=st.sampled_from(["stranger", "garbled"]), na
 
 # Faults that are known, each with a named example below. Whoever mends one takes its name out here
 # and the mark from its examples.
-KNOWN_FAULTS = frozenset({"outage"})
+KNOWN_FAULTS: frozenset[str] = frozenset()
 
 
 def known(fault: str, cause: str) -> pytest.MarkDecorator:
@@ -360,7 +360,6 @@ def test_what_a_run_gives_up_before_it_dies_comes_back(model):
     model.settle()
 
 
-@known("outage", "the end of a pause that took over an incident brings back what is parked only")
 def test_what_was_given_up_before_a_pause_took_over_comes_back(model):
     model.switch_tenant("acme", on=False)
     model.deliver(Delivery())
@@ -372,7 +371,6 @@ def test_what_was_given_up_before_a_pause_took_over_comes_back(model):
     model.settle()
 
 
-@known("outage", "between incident and verdict another run may have ended the incident")
 def test_what_is_given_up_after_another_run_has_ended_the_incident_comes_back(model):
     model.switch_tenant("acme", on=False)
     for _ in range(2):
