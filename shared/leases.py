@@ -53,35 +53,31 @@ from claimed c order by c.turn"""
 _CLAIM: Final = (
     """
 with recursive rest as (
-  (select f.tenant from subscriber_subscriberfailedevent f
+  (select f.tenant, f.due_at, f.id from subscriber_subscriberfailedevent f
    where f.status = 'pending' and f.lease_token is null
      and f.tenant > (select last_tenant from subscriber_retrystate)
-   order by f.tenant limit 1)
+   order by f.tenant, f.due_at, f.id limit 1)
   union all
-  select n.tenant from rest r cross join lateral (
-    select f.tenant from subscriber_subscriberfailedevent f
+  select n.* from rest r cross join lateral (
+    select f.tenant, f.due_at, f.id from subscriber_subscriberfailedevent f
     where f.status = 'pending' and f.lease_token is null and f.tenant > r.tenant
-    order by f.tenant limit 1) n
+    order by f.tenant, f.due_at, f.id limit 1) n
 ), start as (
-  (select f.tenant from subscriber_subscriberfailedevent f
+  (select f.tenant, f.due_at, f.id from subscriber_subscriberfailedevent f
    where f.status = 'pending' and f.lease_token is null
      and f.tenant <= (select last_tenant from subscriber_retrystate)
-   order by f.tenant limit 1)
+   order by f.tenant, f.due_at, f.id limit 1)
   union all
-  select n.tenant from start r cross join lateral (
-    select f.tenant from subscriber_subscriberfailedevent f
+  select n.* from start r cross join lateral (
+    select f.tenant, f.due_at, f.id from subscriber_subscriberfailedevent f
     where f.status = 'pending' and f.lease_token is null and f.tenant > r.tenant
       and f.tenant <= (select last_tenant from subscriber_retrystate)
-    order by f.tenant limit 1) n
-), tenants as (
-  select tenant from rest union all select tenant from start
+    order by f.tenant, f.due_at, f.id limit 1) n
+), longest as (
+  select * from rest union all select * from start
 ), head as (
-  select d.* from tenants t cross join lateral (
-    select f.id, f.due_at, f.tenant from subscriber_subscriberfailedevent f
-    where f.status = 'pending' and f.lease_token is null and f.tenant = t.tenant
-      and f.due_at <= now()
-    order by f.due_at, f.id limit 1) d
-  where t.tenant <> all(%(busy)s::text[])
+  select t.id, t.due_at, t.tenant from longest t
+  where t.due_at <= now() and t.tenant <> all(%(busy)s::text[])
     and not exists (select from subscriber_tenantincident i
                     where i.tenant = t.tenant and i.ended_at is null and i.next_probe_at > now())
 ), ring as (
