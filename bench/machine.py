@@ -2,6 +2,8 @@
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,21 @@ def describe(connection: psycopg.Connection[Any]) -> dict[str, str]:
         "postgresql": ".".join(str(part) for part in divmod(connection.info.server_version, 10000)),
         **{name: _setting(connection, name) for name in ("fsync", "synchronous_commit")},
     }
+
+
+@contextmanager
+def core_for_servers() -> Iterator[None]:
+    """What is started within gets the last core; whoever measures has the first one to itself.
+
+    Where the system cannot pin, or has one core, nothing is pinned.
+    """
+    pin = getattr(os, "sched_setaffinity", None)
+    cores = sorted(os.sched_getaffinity(0)) if pin else []
+    if pin and len(cores) > 1:
+        pin(0, cores[-1:])
+    yield
+    if pin and len(cores) > 1:
+        pin(0, cores[:1])
 
 
 def _processor() -> str:

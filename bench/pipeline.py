@@ -30,6 +30,7 @@ from dev.postgres import Server, find_binaries
 from shared import bootstrap, db, directory, log, migrate, store
 from shared.model import Envelope
 from shared.parse import parse
+from shared.privacy import Privacy
 
 OF_PGBENCH: Final = 0.85
 OF_EARLIER: Final = 7.0
@@ -97,7 +98,10 @@ def pipeline(
     """Compare Pipeline.apply with pgbench and with the earlier design, on one connection."""
     log.setup(level="WARNING", project="")
     err = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "postgres") as server:
+    with tempfile.TemporaryDirectory() as folder:
+        with machine.core_for_servers():
+            server = Server(Path(folder) / "postgres")
+            server.start()
         bench = _Bench(server, Path(folder), events)
         with Progress(console=err, transient=True) as progress:
             steps = progress.track(range(rounds), description="Measuring")
@@ -151,7 +155,7 @@ class _Bench:
 
     def _pgbench(self, events: int) -> float:
         """The same statement with the same values, but for the ids that vary."""
-        values = _pgbench_script(self._script)
+        values = _pgbench_script(self._script, self._core.privacy)
         parts = conninfo_to_dict(self._tenant)
         command = [
             find_binaries() / "pgbench",
@@ -212,12 +216,13 @@ def _prepared(server: Server) -> tuple[bootstrap.Core, str]:
     return core, tenant
 
 
-def _pgbench_script(path: Path) -> dict[str, str]:
+def _pgbench_script(path: Path, privacy: Privacy) -> dict[str, str]:
     """Writes the store's own statement as pgbench's; returns its variables that do not vary."""
     sample = order.envelopes(1)[0]
     event = parse(sample)
     statement = store.statement(event.table).decode()
-    values = store.parameters(_ORGANIZATION, sample, event)
+    marks = privacy.marks(sample.shop_domain, event)
+    values = store.parameters(_ORGANIZATION, sample, event, marks)
 
     def variable(found: re.Match[str]) -> str:
         return "null" if values[found[1]] is None else f":{found[1]}"

@@ -1,1 +1,0 @@
-"""The notifier: messages to operators, queued by SQL, sent with one verdict per attempt."""
