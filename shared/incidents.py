@@ -33,7 +33,7 @@ returning xmax = 0 as opened"""
 _END: Final = """
 update subscriber_tenantincident set ended_at = clock_timestamp()
 where tenant = %(tenant)s and ended_at is null and kind = %(kind)s
-returning id, started_at, ended_at"""
+returning id, tenant, started_at, ended_at"""
 
 # What was given up in an incident for want of a connection. A statement after the end, in one
 # transaction with it: only so does it see every verdict that made sure of the incident.
@@ -148,8 +148,7 @@ class Incidents:
         What was given up for want of a connection meanwhile is requeued, what is parked comes due
         again a few at a time.
         """
-        ended = self._application.run(lambda connection: _ended(connection, tenant, "unavailable"))
-        if ended:
+        if ended := self._end(tenant, "unavailable"):
             parked = self._stagger(tenant, ended)
             log.warning(
                 "incident.ended", organization_id=tenant, requeued=ended.requeued, parked=parked
@@ -173,16 +172,7 @@ class Incidents:
 
         The pause may have taken over an incident: what had been given up in that is requeued.
         """
-
-        def end(connection: psycopg.Connection[Any]) -> _Ended | None:
-            with connection.transaction():
-                ended = _ended(connection, tenant, "paused")
-                if ended:
-                    by = {"tenant": tenant, "actor": actor, "reason": reason}
-                    connection.execute(_UNPAUSED, by)
-            return ended
-
-        ended = self._application.run(end)
+        ended = self._end(tenant, "paused", by={"actor": actor, "reason": reason})
         if ended:
             self._stagger(tenant, ended)
         return ended is not None
@@ -190,6 +180,24 @@ class Incidents:
     def open(self) -> list[Incident]:
         """All that are open, the oldest first."""
         return self._application.fetch(class_row(Incident), _OPEN_INCIDENTS)
+
+    def _end(self, tenant: str, kind: str, by: dict[str, str] | None = None) -> "_Ended | None":
+        """Ends the tenant's incident and requeues what was given up in it: both or neither.
+
+        `by` is who ended a pause, and why.
+        """
+
+        def end(connection: psycopg.Connection[Any]) -> _Ended | None:
+            with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
+                incident = cursor.execute(_END, {"tenant": tenant, "kind": kind}).fetchone()
+                if incident is None:
+                    return None
+                if by:
+                    cursor.execute(_UNPAUSED, {"tenant": tenant} | by)
+                requeued = cursor.execute(_REQUEUE, incident | _returning()).fetchall()
+                return _Ended(at=incident["ended_at"], requeued=len(requeued))
+
+        return self._application.run(end)
 
     def _stagger(self, tenant: str, ended: "_Ended") -> int:
         """Spreads the tenant's rows that were due at the end behind those that were requeued."""
@@ -214,19 +222,10 @@ class _Ended:
     requeued: int
 
 
-def _ended(connection: psycopg.Connection[Any], tenant: str, kind: str) -> _Ended | None:
-    """Ends the tenant's incident and requeues what was given up in it: both or neither."""
-    with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
-        incident = cursor.execute(_END, {"tenant": tenant, "kind": kind}).fetchone()
-        if incident is None:
-            return None
-        parameters = {
-            "tenant": tenant,
-            "id": incident["id"],
-            "started_at": incident["started_at"],
-            "classes": list(db.CONNECTION_CLASSES),
-            "codes": [*db.CONNECTION_CODES, WorkerLost.code],
-            "per_second": PARKED_PER_SECOND,
-        }
-        requeued = len(cursor.execute(_REQUEUE, parameters).fetchall())
-        return _Ended(at=incident["ended_at"], requeued=requeued)
+def _returning() -> dict[str, Any]:
+    """What counts as want of a connection, and how fast that comes back."""
+    return {
+        "classes": list(db.CONNECTION_CLASSES),
+        "codes": [*db.CONNECTION_CODES, WorkerLost.code],
+        "per_second": PARKED_PER_SECOND,
+    }
