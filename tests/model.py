@@ -327,9 +327,8 @@ class Seen:
 class Model:
     """The world in one example: actions, and `check`, which holds after each of them."""
 
-    def __init__(self, site: Site, *, forgiven: frozenset[str] = frozenset()) -> None:
+    def __init__(self, site: Site) -> None:
         self.site = site
-        self.forgiven = forgiven  # known faults, by name
         self.seconds = 1000.0
         self.bag: list[Message] = []  # what Pub/Sub has not been told to forget
         self.sent: list[Sent] = []
@@ -577,9 +576,8 @@ class Model:
             self.check()
         self._until_quiet()
         given_up = [row["id"] for row in self.failed_events() if row["status"] == "failed"]
-        if "outage" not in self.forgiven:
-            in_vain = [row for row in given_up if self._last_error(row) in CONNECTION_ERRORS]
-            assert not in_vain, f"given up during an outage and left so: {in_vain}"
+        in_vain = [row for row in given_up if self._last_error(row) in CONNECTION_ERRORS]
+        assert not in_vain, f"given up during an outage and left so: {in_vain}"
         for row in given_up:
             self.requeue(row)
         if given_up:
@@ -620,10 +618,7 @@ class Model:
 
     def _finished(self, task: Task) -> None:
         if task.message is None:
-            expected = db.UNREACHABLE
-            if "start" in self.forgiven:
-                expected += (psycopg.errors.UniqueViolation,)
-            assert task.error is None or isinstance(task.error, expected), task.error
+            assert task.error is None or isinstance(task.error, db.UNREACHABLE), task.error
             return
         assert task.error is None, task.error
         if task.result:
@@ -731,8 +726,6 @@ class Model:
             if changed or result not in (None, Verdict.LOST):
                 self.violations.append(f"{name} of row {args[1]} under a lost lease: {result}")
         elif name == "reschedule" and isinstance(args[3], TenantPaused):
-            if "pause" in self.forgiven:
-                return
             self.violations.append(f"row {args[1]} is charged for a pause")
 
     def _judge_claim(
@@ -769,8 +762,7 @@ class Model:
             if self._is_storable(self.known[one]) and not kept(written_off, one):
                 places = stored(ledgers, one)
                 assert places, f"never landed: {one}"
-                if "twice" not in self.forgiven:
-                    assert len(places) == 1, f"twice in the ledger: {one} as {places}"
+                assert len(places) == 1, f"twice in the ledger: {one} as {places}"
 
     def _check_ledgers(self, ledgers: dict[str, list[dict[str, Any]]]) -> None:
         present = {
@@ -840,8 +832,7 @@ class Model:
     def _check_incidents(self) -> None:
         opened = {row["id"]: row for row in self._open_incidents().values()}
         ended = self._seen.incidents.keys() - opened.keys()
-        if "probe" not in self.forgiven:
-            assert ended <= self._seen.may_end, "an incident ended while the tenant was down"
+        assert ended <= self._seen.may_end, "an incident ended while the tenant was down"
         self._seen.incidents = {number: owner(row["tenant"]) for number, row in opened.items()}
         self._seen.may_end |= {
             number

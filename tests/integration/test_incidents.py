@@ -117,15 +117,15 @@ def test_rows_that_come_due_while_the_others_are_spread_are_not_moved(world, mon
     monkeypatch.setattr(incidents, "PARKED_BATCH", 1)
     batches = []
 
-    def one_batch(statement_of, *arguments):
-        if arguments[0] is incidents._STAGGER:
-            batches.append(arguments)
+    def one_batch(row_factory, statement, parameters=None):
+        if statement is incidents._STAGGER:
+            batches.append(parameters)
             world.app(
                 "update subscriber_subscriberfailedevent"
                 " set next_retry_at = clock_timestamp() where id = %(row)s",
                 row=waiting,
             )
-        return fetch(statement_of, *arguments)
+        return fetch(row_factory, statement, parameters)
 
     fetch = world.core.application.fetch
     monkeypatch.setattr(world.core.application, "fetch", one_batch)

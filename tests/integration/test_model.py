@@ -48,16 +48,6 @@ DELIVERIES = st.builds(
 ODDITIES = st.builds(Delivery, kind=st.sampled_from(["stranger", "garbled"]), native=st.just(True))
 
 
-# Faults that are known, each with a named example below. Whoever mends one takes its name out here
-# and the mark from its examples.
-KNOWN_FAULTS: frozenset[str] = frozenset()
-
-
-def known(fault: str, cause: str) -> pytest.MarkDecorator:
-    assert fault in KNOWN_FAULTS
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=cause)
-
-
 def nth(things: list[T], n: int) -> T:
     return things[n % len(things)]
 
@@ -69,7 +59,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Model(self.site, forgiven=KNOWN_FAULTS)
+        self.model = Model(self.site)
 
     def teardown(self) -> None:
         try:
@@ -338,11 +328,16 @@ def test_an_answer_lost_at_the_start_of_a_replay_does_not_end_the_run(model):
     model.settle()
 
 
-def test_what_an_older_run_gives_up_during_an_outage_comes_back(model):
+def two_events_before_their_last_replay(model: Model) -> None:
+    """Two failed events of a tenant that is down, each with one retry left."""
     model.switch_tenant("acme", on=False)
     for _ in range(2):
         model.deliver(Delivery())
     spend_all_but_one_retry(model)
+
+
+def test_what_an_older_run_gives_up_during_an_outage_comes_back(model):
+    two_events_before_their_last_replay(model)
     older = model.run(row=row_of(model, "a0")["id"], stop="claim")
     model.run()
     model.advance(older)
@@ -350,10 +345,7 @@ def test_what_an_older_run_gives_up_during_an_outage_comes_back(model):
 
 
 def test_what_a_run_gives_up_before_it_dies_comes_back(model):
-    model.switch_tenant("acme", on=False)
-    for _ in range(2):
-        model.deliver(Delivery())
-    spend_all_but_one_retry(model)
+    two_events_before_their_last_replay(model)
     model.kill(model.run(stop="reschedule"))
     model.pass_time(5)
     model.run()
@@ -372,10 +364,7 @@ def test_what_was_given_up_before_a_pause_took_over_comes_back(model):
 
 
 def test_what_is_given_up_after_another_run_has_ended_the_incident_comes_back(model):
-    model.switch_tenant("acme", on=False)
-    for _ in range(2):
-        model.deliver(Delivery())
-    spend_all_but_one_retry(model)
+    two_events_before_their_last_replay(model)
     late = model.run(row=row_of(model, "a0")["id"], stop="unavailable")
     model.switch_tenant("acme", on=True)
     model.pass_time(1.5)
