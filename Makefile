@@ -30,8 +30,8 @@ test: install  ## The tests, in parallel
 test-slow: install  ## Loads and long runs
 	@$(PY) -m pytest -n auto --dist worksteal -m slow $(ARGS)
 
-bench: install  ## How fast one event is, against pgbench and the earlier design
-	@$(PY) -m bench pipeline $(ARGS)
+bench: install  ## How fast an event, and a claim and its verdict, are against others
+	@$(PY) -m bench pipeline $(ARGS); first=$$?; $(PY) -m bench claims $(ARGS) && exit $$first
 
 lint: install  ## Style, types and layers
 	@$(PY) -m ruff check .

@@ -2,10 +2,11 @@
 
 import typer
 
-from bench import pipeline
+from bench import claims, pipeline
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("pipeline")(pipeline.pipeline)
+app.command("claims")(claims.claims)
 
 
 @app.callback()

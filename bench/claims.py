@@ -321,7 +321,3 @@ def _race_table(peers: dict[str, Any]) -> Table:
         elif name != "ours":
             table.add_row(name, "-", "", f"[dim]left out: {rate}[/]")
     return table
-
-
-if __name__ == "__main__":
-    typer.run(claims)

@@ -30,13 +30,13 @@ def core_for_servers() -> Iterator[None]:
 
     Where the system cannot pin, or has one core, nothing is pinned.
     """
-    pin = getattr(os, "sched_setaffinity", None)
-    cores = sorted(os.sched_getaffinity(0)) if pin else []
-    if pin and len(cores) > 1:
-        pin(0, cores[-1:])
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    if len(cores) < 2:
+        yield
+        return
+    os.sched_setaffinity(0, cores[-1:])
     yield
-    if pin and len(cores) > 1:
-        pin(0, cores[:1])
+    os.sched_setaffinity(0, cores[:1])
 
 
 def _processor() -> str:

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -98,10 +99,9 @@ def pipeline(
     """Compare Pipeline.apply with pgbench and with the earlier design, on one connection."""
     log.setup(level="WARNING", project="")
     err = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:
         with machine.core_for_servers():
-            server = Server(Path(folder) / "postgres")
-            server.start()
+            server = servers.enter_context(Server(Path(folder) / "postgres"))
         bench = _Bench(server, Path(folder), events)
         with Progress(console=err, transient=True) as progress:
             steps = progress.track(range(rounds), description="Measuring")
