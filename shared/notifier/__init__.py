@@ -1,0 +1,1 @@
+"""Tells an operator: notifications in the application database, carried out by a processor."""
