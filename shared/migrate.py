@@ -23,15 +23,17 @@ LIMITS: Final = db.Limits(statement=300, lock=10)
 
 
 class Series(StrEnum):
-    """The folders of migrations, one for each kind of database."""
+    """The folders of migrations: one for each kind of database, and the notifier's."""
 
     APP = "app"
     TENANT = "tenant"
+    NOTIFIER = "notifier"
 
 
 _VERSION_TABLES: Final = {
     Series.APP: "subscriber_schema_version",
     Series.TENANT: "shopify_schema_version",
+    Series.NOTIFIER: "notifier_schema_version",
 }
 
 
