@@ -195,11 +195,12 @@ def show_stats(as_json: AsJson = False) -> None:
     """
     core = context.core()
     stats, groups = figures.stats(core.application), figures.groups(core.application)
-    incidents = core.incidents.open()
+    notices, incidents = figures.notices(core.application), core.incidents.open()
     if as_json:
-        render.as_json(asdict(stats) | {"incidents": incidents, "groups": groups})
+        found = {"notifier": notices, "incidents": incidents, "groups": groups}
+        render.as_json(asdict(stats) | found)
         return
-    for part in views.numbers(stats, incidents, groups):
+    for part in views.numbers(stats, notices, incidents, groups):
         context.out.print(part)
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cli import render
 from shared.dossier import Dossier, Shown
-from shared.figures import Group, Stats
+from shared.figures import Group, Notices, Stats
 from shared.incidents import Incident
 from shared.remedies import remedy
 from shared.text import cap
@@ -91,10 +91,10 @@ def dossier_json(found: Dossier, payload: bytes | None) -> dict[str, Any]:
 
 
 def numbers(
-    stats: Stats, incidents: Sequence[Incident], groups: Sequence[Group]
+    stats: Stats, notices: Notices | None, incidents: Sequence[Incident], groups: Sequence[Group]
 ) -> Iterator[RenderableType]:
     """The failure ledger in numbers, open incidents, and the kinds of failures."""
-    yield _counts(stats)
+    yield _counts(stats, notices)
     if incidents:
         yield _heading("Open incidents")
         yield _incidents(incidents)
@@ -185,19 +185,27 @@ def _incidents(incidents: Sequence[Incident]) -> Table:
     return table
 
 
-def _counts(stats: Stats) -> Table:
-    rate, waited = stats.recovery_rate_24h, stats.oldest_due_seconds
-    oldest = "" if waited is None else f", one of them for {render.span(waited)}"
+def _counts(stats: Stats, notices: Notices | None) -> Table:
+    rate = stats.recovery_rate_24h
+    last_run = render.ago(stats.last_run_at) or "never"
     return render.grid(
         [
-            ("due", f"{stats.due}{oldest}"),
+            ("due", f"{stats.due}{_oldest(stats.oldest_due_seconds)}"),
             ("pending", f"{stats.pending}, of them {stats.leased} leased, {stats.parked} parked"),
             ("failed", stats.failed),
             ("resolved in 24 h", stats.resolved_24h),
             ("recorded in 24 h", stats.recorded_24h),
             ("recovery rate", "" if rate is None else f"{rate:.0%} of those recorded in 24 h"),
+            ("incidents", f"{stats.incidents_open} open, {stats.paused} paused by hand"),
+            ("outbox", f"{stats.outbox}{_oldest(stats.oldest_outbox_seconds)}"),
+            ("notifier", notices and f"{notices.due} due, {notices.failed_24h} failed in 24 h"),
+            ("last retry run", last_run),
         ]
     )
+
+
+def _oldest(seconds: float | None) -> str:
+    return "" if seconds is None else f", one of them for {render.span(seconds)}"
 
 
 def _kinds(groups: Sequence[Group]) -> Table:

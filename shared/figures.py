@@ -1,10 +1,10 @@
-"""The failure ledger in numbers."""
+"""What waits, what was given up, what recovers: the application database in numbers."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from psycopg.rows import class_row
+from psycopg.rows import class_row, scalar_row
 
 from shared import db
 
@@ -31,13 +31,32 @@ with waiting as (
          count(*) filter (where created_at >= now() - interval '24 hours') as recorded_24h
   from subscriber_subscriberfailedevent
   where status = 'resolved' and redacted_at is null and resolved_at >= now() - interval '24 hours'
+), trouble as (
+  select count(*) filter (where kind = 'unavailable') as incidents_open,
+         count(*) filter (where kind = 'paused') as paused
+  from subscriber_tenantincident where ended_at is null
+), unpublished as (
+  select count(*) as outbox, now() - min(received_at) as oldest
+  from shopify_shopifyevent where needs_publish
 )
 select w.due, extract(epoch from w.oldest_due)::float8 as oldest_due_seconds, w.pending, w.leased,
        w.parked, g.failed, d.resolved_24h,
        w.recorded_24h + g.recorded_24h + d.recorded_24h as recorded_24h,
        d.recorded_24h::float8 / nullif(w.recorded_24h + g.recorded_24h + d.recorded_24h, 0)
-         as recovery_rate_24h
-from waiting w, given_up g, done d"""
+         as recovery_rate_24h,
+       t.incidents_open, t.paused, u.outbox,
+       extract(epoch from u.oldest)::float8 as oldest_outbox_seconds,
+       (select last_run_finished_at from subscriber_retrystate) as last_run_at
+from waiting w, given_up g, done d, trouble t, unpublished u"""
+
+_HAS_NOTIFIER: Final = """
+select to_regclass('pgrelay.queue') is not null
+   and to_regclass('notifier.notifications') is not null"""
+_NOTICES: Final = """
+select (select count(*) from pgrelay.queue where done_at is null and due_at <= now()) as due,
+       (select count(*) from notifier.notifications
+        where status in ('failed', 'expired', 'invalid')
+          and finished_at >= now() - interval '24 hours') as failed_24h"""
 
 _GROUPS: Final = """
 with counted as (
@@ -53,7 +72,7 @@ order by c.count desc, c.fingerprint"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """The failure ledger in numbers."""
+    """The failure ledger, and what stands around it, in numbers."""
 
     due: int
     oldest_due_seconds: float | None
@@ -64,6 +83,19 @@ class Stats:
     resolved_24h: int
     recorded_24h: int
     recovery_rate_24h: float | None  # of those recorded in 24 hours, the part that is resolved
+    incidents_open: int  # tenants that are unavailable
+    paused: int  # organizations, by an operator
+    outbox: int  # messages that Pub/Sub has not confirmed
+    oldest_outbox_seconds: float | None
+    last_run_at: datetime | None  # when a retry run last came to its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notices:
+    """The notifier in numbers."""
+
+    due: int  # attempts that should be under way
+    failed_24h: int  # notifications that reached nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +118,13 @@ class Group:
 def stats(application: db.Pool) -> Stats:
     """How many failed events are in which state, how old, and how many recover."""
     return application.fetch(class_row(Stats), _STATS)[0]
+
+
+def notices(application: db.Pool) -> Notices | None:
+    """What the notifier has to do, and what it could not; None where it is not installed."""
+    if not application.fetch(scalar_row, _HAS_NOTIFIER)[0]:
+        return None
+    return application.fetch(class_row(Notices), _NOTICES)[0]
 
 
 def groups(application: db.Pool, limit: int = GROUPS) -> list[Group]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from shared import dossier, figures, triage
+from shared import audit, dossier, figures, migrate, outbox, triage
 from shared.errors import StorageConfigurationError, UnknownShopError
 from shared.triage import Operator, Scope, Status, Triage
 from tests.world import ORGANIZATION, SHOP, World, envelope
@@ -344,6 +344,33 @@ def test_the_numbers_of_a_failure_ledger(world):
     assert (stats.due, stats.pending, stats.leased, stats.parked, stats.failed) == (1, 4, 2, 4, 1)
     assert (stats.resolved_24h, stats.recorded_24h, stats.recovery_rate_24h) == (1, 5, 0.2)
     assert stats.oldest_due_seconds == pytest.approx(90, abs=30)
+    assert (stats.incidents_open, stats.paused) == (0, 1)
+
+
+def test_the_numbers_tell_of_incidents_the_outbox_and_the_last_run(world):
+    before = figures.stats(world.core.application)
+    assert (before.incidents_open, before.outbox, before.last_run_at) == (0, 0, None)
+    world.fail()
+    world.break_tenant()
+    world.retry()
+    waiting = envelope()
+    row = audit.record(world.core.application, waiting)
+    outbox.put(world.core.application, row, waiting.payload, {"X-Shopify-Topic": "orders/create"})
+    after = figures.stats(world.core.application)
+    assert (after.incidents_open, after.paused, after.outbox) == (1, 0, 1)
+    assert after.oldest_outbox_seconds is not None
+    assert after.last_run_at is not None
+
+
+def test_the_notifier_has_numbers_where_it_is_installed(world):
+    assert figures.notices(world.core.application) is None
+    with psycopg.connect(world.app_url) as connection:
+        migrate.apply(connection, migrate.Series.NOTIFIER)
+    world.app("select notifier.notify('ops', 'due', 'now')")
+    world.app("select notifier.set_status(notifier.notify('ops', 'a', 'b'), 1, 'failed')")
+    world.app("update pgrelay.queue set done_at = now(), outcome = 'failed' where id = 2")
+    found = figures.notices(world.core.application)
+    assert found == figures.Notices(due=1, failed_24h=1)
 
 
 def test_an_empty_failure_ledger_has_numbers_too(world):
