@@ -36,11 +36,17 @@ def _pooler(text: str) -> str:
     return text
 
 
-def _topic_path(text: str) -> str:
-    parts = text.split("/")
-    if len(parts) != 4 or parts[0::2] != ["projects", "topics"] or not all(parts):
-        raise ValueError("must look like projects/PROJECT/topics/TOPIC")
-    return text
+def _path(shape: str) -> Callable[[str], str]:
+    """A parser of names as Google writes them: `projects/PROJECT/topics/TOPIC`."""
+    words = shape.split("/")
+
+    def parse(text: str) -> str:
+        parts = text.split("/")
+        if len(parts) != len(words) or parts[0::2] != words[0::2] or not all(parts):
+            raise ValueError(f"must look like {shape}")
+        return text
+
+    return parse
 
 
 def _level(text: str) -> str:
@@ -86,7 +92,24 @@ class Settings:
         secret=True,
     )
     google_cloud_project: str = _setting("", "names the project in log lines' trace")
-    pubsub_topic: str = _setting("", "projects/P/topics/T", parse=_topic_path)
+    pubsub_topic: str = _setting(
+        "", "projects/P/topics/T", parse=_path("projects/PROJECT/topics/TOPIC")
+    )
+    pubsub_subscription: str = _setting(
+        "",
+        "projects/P/subscriptions/S, for `run_subscriber` and `preflight`",
+        parse=_path("projects/PROJECT/subscriptions/SUBSCRIPTION"),
+    )
+    pubsub_dead_letter_subscription: str = _setting(
+        "",
+        "projects/P/subscriptions/S, for `dead_letters` and `preflight`",
+        parse=_path("projects/PROJECT/subscriptions/SUBSCRIPTION"),
+    )
+    scheduler_job: str = _setting(
+        "",
+        "projects/P/locations/L/jobs/J, for `scheduler` and `preflight`",
+        parse=_path("projects/PROJECT/locations/LOCATION/jobs/JOB"),
+    )
     pubsub_emulator_host: str = _setting("", "host:port of a stand-in for Pub/Sub")
     webhook_max_body_bytes: int = _setting(20 * 1024 * 1024, "larger bodies get 413", parse=_whole)
     retry_batch_limit: int = _setting(50, "failed events in one claim", parse=_whole)
