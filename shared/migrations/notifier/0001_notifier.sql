@@ -37,11 +37,13 @@ create table if not exists pgrelay.queue (
   event text not null default 'notify',
   notification_id bigint not null,
   attempt integer not null check (attempt > 0),
+  lane text not null default '', -- the channel: whoever is busy with one leaves its events
   due_at timestamptz not null default now(),
   expire_at timestamptz,
   claimed_by text,
   lease_token uuid,
   leased_until timestamptz,
+  started_at timestamptz, -- from here on the attempt counts, whatever becomes of its processor
   done_at timestamptz,
   outcome text check (outcome in ('sent', 'retry', 'failed', 'expired', 'invalid', 'stale')),
   error_code text,
@@ -121,6 +123,10 @@ create table notifier.notifications (
 );
 create index notifications_open on notifier.notifications (created_at) where finished_at is null;
 
+-- The relay remembers ids from before the component was uninstalled: none of them comes again.
+select setval(pg_get_serial_sequence('notifier.notifications', 'id'), max(notification_id))
+from pgrelay.queue having max(notification_id) is not null;
+
 -- Written and committed before anything is sent: whoever dies after that is charged for it.
 create table notifier.attempts (
   notification_id bigint not null references notifier.notifications on delete cascade,
@@ -168,7 +174,8 @@ begin
             where n.channel = $1 and n.idempotency_key = $7);
   end if;
   until := now() + coalesce($8, (select c.expire_after from notifier.channels c where c.name = $1));
-  insert into pgrelay.queue (notification_id, attempt, expire_at) values (made, 1, until);
+  insert into pgrelay.queue (notification_id, attempt, lane, expire_at)
+  values (made, 1, $1, until);
   perform pg_notify('pgrelay_queue', '');
   return made;
 end
