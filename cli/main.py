@@ -18,6 +18,7 @@ from cli import (
     shops,
     snapshots,
 )
+from cli.preflight import command as preflight
 from shared import log, redact
 from shared.errors import HookledgerError
 
@@ -29,7 +30,7 @@ app = typer.Typer(
 )
 for module in (
     *(local, schema, shops, disconnect, failures, pauses, snapshots),
-    *(privacy, credentials),
+    *(privacy, credentials, preflight),
 ):
     module.register(app)
 

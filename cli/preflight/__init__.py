@@ -1,0 +1,1 @@
+"""Is everything in order: findings with a cause and a remedy, before an event has to show it."""
