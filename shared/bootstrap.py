@@ -218,7 +218,12 @@ def migrate_application(settings: config.Settings) -> list[migrate.Migration]:
 
 def _settings(environ: Mapping[str, str], require: tuple[str, ...]) -> config.Settings:
     settings = config.load(environ, require=require)
-    log.setup(level=settings.log_level, project=settings.google_cloud_project)
+    log.setup(
+        level=settings.log_level,
+        project=settings.google_cloud_project,
+        service=environ.get("K_SERVICE", ""),
+        revision=environ.get("K_REVISION", ""),
+    )
     return settings
 
 

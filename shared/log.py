@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import FrameType
 from typing import Any, Final, TextIO
 
 from shared import redact
@@ -18,16 +19,28 @@ from shared import redact
 _LEVELS: Final = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 _COLOURS: Final = {"DEBUG": "2", "INFO": "36", "WARNING": "33", "ERROR": "31"}
 
+# Fields that Cloud Logging finds lines by, whatever else they hold.
+_LABELS: Final = ("organization_id", "shop_domain", "topic")
+# Makes an error event of a line that has no stack; the place of the call is what it is grouped by.
+_REPORTED: Final = (
+    "type.googleapis.com/google.devtools.clouderrorreporting.v1beta1.ReportedErrorEvent"
+)
+
 _bound: ContextVar[dict[str, Any]] = ContextVar("bound", default={})  # noqa: B039 - never mutated
 _threshold = _LEVELS["INFO"]
 _project = ""
+_service: dict[str, str] = {}
 _stream: TextIO | None = None  # None: standard output, wherever that is at the time
 
 
-def setup(*, level: str = "INFO", project: str = "") -> None:
-    """Sets the level and the project that traces belong to; takes over the libraries' logging."""
-    global _threshold, _project
+def setup(*, level: str = "INFO", project: str = "", service: str = "", revision: str = "") -> None:
+    """Sets the level, the project that traces belong to, and whose errors these are.
+
+    Takes over the libraries' logging.
+    """
+    global _threshold, _project, _service  # noqa: PLW0603 - one log per process
     _threshold, _project = _LEVELS[level], project
+    _service = {"service": service, "version": revision} if service else {}
     logging.basicConfig(handlers=[_LibraryHandler()], level=logging.WARNING, force=True)
 
 
@@ -65,7 +78,7 @@ def warning(event: str, error: BaseException | None = None, /, **fields: Any) ->
 def error(event: str, error: BaseException | None = None, /, **fields: Any) -> None:
     """What a person should look at; the error's redacted stack goes with it."""
     trace = {"stack_trace": redact.traceback(error)} if error else {}
-    _write("ERROR", event, {**_described(error), **trace, **fields})
+    _write("ERROR", event, {**_described(error), **trace, **fields}, sys._getframe(1))
 
 
 def milliseconds(since: float) -> float:
@@ -79,16 +92,16 @@ def _described(error: BaseException | None) -> dict[str, str]:
     return {"error_type": type(error).__name__, "error_message": redact.message(error)}
 
 
-def _write(level: str, event: str, fields: dict[str, Any]) -> None:
+def _write(level: str, event: str, fields: dict[str, Any], place: FrameType | None = None) -> None:
     if _LEVELS[level] < _threshold:
         return
     known = {k: v for k, v in {**_bound.get(), **fields}.items() if v is not None}
     stream = _stream or sys.stdout
-    line = _coloured(level, event, known) if stream.isatty() else _json(level, event, known)
+    line = _coloured(level, event, known) if stream.isatty() else _json(level, event, known, place)
     _put(stream, line)
 
 
-def _json(level: str, event: str, fields: dict[str, Any]) -> str:
+def _json(level: str, event: str, fields: dict[str, Any], place: FrameType | None) -> str:
     record: dict[str, Any] = {
         "severity": level,
         "message": event,
@@ -97,7 +110,32 @@ def _json(level: str, event: str, fields: dict[str, Any]) -> str:
     }
     if _project and fields.get("trace_id"):
         record["logging.googleapis.com/trace"] = f"projects/{_project}/traces/{fields['trace_id']}"
+    if labels := {name: str(fields[name]) for name in _LABELS if name in fields}:
+        record["logging.googleapis.com/labels"] = labels
+    if place:
+        record |= _reported(place)
     return json.dumps(record, default=str, ensure_ascii=False)
+
+
+def _reported(place: FrameType) -> dict[str, Any]:
+    """What makes a line an error event, and says where in the code it was written."""
+    code, line = place.f_code, place.f_lineno
+    return {
+        "@type": _REPORTED,
+        "logging.googleapis.com/sourceLocation": {
+            "file": code.co_filename,
+            "line": str(line),
+            "function": code.co_qualname,
+        },
+        "context": {
+            "reportLocation": {
+                "filePath": code.co_filename,
+                "lineNumber": line,
+                "functionName": code.co_name,
+            }
+        },
+        **({"serviceContext": _service} if _service else {}),
+    }
 
 
 def _coloured(level: str, event: str, fields: dict[str, Any]) -> str:

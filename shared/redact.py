@@ -15,6 +15,8 @@ MESSAGE_BYTES: Final = 8 * 1024
 TRACEBACK_BYTES: Final = 64 * 1024
 CHAIN_LENGTH: Final = 10
 
+_JOINT: Final = "\nThe above exception was the direct cause of the following exception:\n\n"
+
 _URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s@]*@")
 _KEY_VALUE_SECRET = re.compile(
     r"(?i)\b(password|passwd|pwd|secret|token|authorization|api[_-]?key)(\s*[=:]\s*)\S+"
@@ -46,11 +48,15 @@ def message(error: BaseException) -> str:
 
 
 def traceback(error: BaseException) -> str:
-    """The error's chain of causes with its frames, values scrubbed, at most 64 KiB."""
+    """The error's chain of causes with its frames, values scrubbed, at most 64 KiB.
+
+    In the words of Python's own, by which Error Reporting knows a stack and groups it.
+    """
     parts = []
     for link, joint in _chain(error):
         frames = "".join(tb.format_tb(link.__traceback__))
-        parts.append(f"{joint}{frames}{type(link).__qualname__}: {message(link)}\n")
+        head = "Traceback (most recent call last):\n" if frames else ""
+        parts.append(f"{joint}{head}{frames}{type(link).__qualname__}: {message(link)}\n")
     return cap("".join(parts), TRACEBACK_BYTES, keep_end=True)
 
 
@@ -80,4 +86,4 @@ def _chain(error: BaseException) -> list[tuple[BaseException, str]]:
         links.append(current)
         hidden = current.__suppress_context__
         current = current.__cause__ or (None if hidden else current.__context__)
-    return [(link, "\nwhich led to:\n\n" if n else "") for n, link in enumerate(reversed(links))]
+    return [(link, _JOINT if n else "") for n, link in enumerate(reversed(links))]

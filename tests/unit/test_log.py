@@ -40,6 +40,46 @@ def test_bound_fields_are_on_every_line_of_the_block_and_on_none_after_it(writte
     assert "event_id" not in c
 
 
+def test_what_concerns_a_shop_is_found_by_its_labels(written):
+    log.info("event.stored", organization_id="acme", shop_domain="a.myshopify.com", ledger="x")
+    (event,) = written()
+    assert event["logging.googleapis.com/labels"] == {
+        "organization_id": "acme",
+        "shop_domain": "a.myshopify.com",
+    }
+
+
+def test_an_error_says_where_it_was_written_and_is_an_error_event(written):
+    log.setup(service="retry", revision="retry-00001")
+    log.error("outbox.stuck")
+    (event,) = written()
+    place = event["logging.googleapis.com/sourceLocation"]
+    assert place["file"].endswith("test_log.py")
+    assert place["function"] == "test_an_error_says_where_it_was_written_and_is_an_error_event"
+    assert event["context"]["reportLocation"]["lineNumber"] == int(place["line"])
+    assert event["@type"].endswith("ReportedErrorEvent")
+    assert event["serviceContext"] == {"service": "retry", "version": "retry-00001"}
+
+
+def test_a_stack_has_the_form_that_error_reporting_reads(written):
+    try:
+        try:
+            raise KeyError("a")
+        except KeyError as cause:
+            raise RuntimeError("b") from cause
+    except RuntimeError as fault:
+        log.error("function.failed", fault)
+    (event,) = written()
+    first, second = event["stack_trace"].split(
+        "\nThe above exception was the direct cause of the following exception:\n\n"
+    )
+    for stack, name in ((first, "KeyError"), (second, "RuntimeError")):
+        head, *frames, last = stack.rstrip().splitlines()
+        assert head == "Traceback (most recent call last):"
+        assert frames[0].startswith('  File "')
+        assert last.startswith(f"{name}: ")
+
+
 def test_levels_below_the_threshold_are_left_out(written):
     log.debug("detail")
     log.setup(level="DEBUG")
