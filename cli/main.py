@@ -10,6 +10,7 @@ from rich.console import Console
 from cli import (
     credentials,
     disconnect,
+    events,
     failures,
     local,
     pauses,
@@ -29,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for module in (
-    *(local, schema, shops, disconnect, failures, pauses, snapshots),
+    *(local, schema, shops, disconnect, failures, events, pauses, snapshots),
     *(privacy, credentials, preflight),
 ):
     module.register(app)
