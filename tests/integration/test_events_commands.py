@@ -1,4 +1,4 @@
-"""The event ledger on the command line: events are found by what is known, shown with their state."""
+"""events: found by what is known of an event, shown with the state of what it is about."""
 
 import json
 
