@@ -45,7 +45,7 @@ class Once(Generic[T]):
         self._built: T | None = None
 
     def __call__(self) -> T:
-        """The thing; raises ConfigurationError as long as a setting is missing or wrong."""
+        """The thing; raises what `config.load` does as long as a setting cannot be had."""
         with self._lock:
             if self._built is None:
                 self._built = self._build(os.environ)
@@ -150,7 +150,8 @@ def webhook(environ: Mapping[str, str]) -> Webhook:
         application_pool(settings, receive.AUDIT_LIMITS),
         _failures(settings, application_pool(settings, receive.FAILURE_LIMITS)),
         Publisher(settings.pubsub_topic),
-        settings.shopify_client_secrets,
+        # Asked anew for each delivery, so that a rotated secret reaches a running instance.
+        partial(config.client_secrets, environ),
     )
     return Webhook(settings=settings, receiver=receiver)
 

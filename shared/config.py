@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
 from shared import secrets
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, SecretUnavailableError
 
 PoolerMode = Literal["none", "session", "transaction"]
 
@@ -159,9 +159,11 @@ class Settings:
 def load(environ: Mapping[str, str], *, require: tuple[str, ...] = ()) -> Settings:
     """The settings in `environ`. `require` names variables that must not be empty.
 
-    Raises ConfigurationError that lists every missing and every malformed setting.
+    Raises ConfigurationError that lists every missing and every malformed setting, and
+    SecretUnavailableError when nothing else is in the way than secrets that cannot be had for now.
     """
     faults: list[str] = []
+    unavailable: list[str] = []
     values: dict[str, Any] = {}
     for item in fields(Settings):
         name = item.name.upper()
@@ -169,6 +171,8 @@ def load(environ: Mapping[str, str], *, require: tuple[str, ...] = ()) -> Settin
             text = secrets.resolve(environ.get(name, "").strip(), environ)
             if text:
                 values[item.name] = item.metadata["parse"](text)
+        except SecretUnavailableError as fault:
+            unavailable.append(f"{name} {fault}")
         except (ValueError, ConfigurationError) as fault:
             faults.append(f"{name} {fault}")
         else:
@@ -177,8 +181,18 @@ def load(environ: Mapping[str, str], *, require: tuple[str, ...] = ()) -> Settin
     settings = Settings(**values)
     faults += _forgotten_too_soon(settings)
     if faults:
-        raise ConfigurationError("Settings: " + "; ".join(faults) + ". See docs/configuration.md.")
+        raise ConfigurationError(_said([*faults, *unavailable]))
+    if unavailable:
+        raise SecretUnavailableError(_said(unavailable))
     return settings
+
+
+def client_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """SHOPIFY_CLIENT_SECRETS as it is now: a reference is followed again once it is stale.
+
+    Raises as `secrets.resolve` does.
+    """
+    return _words(secrets.resolve(environ.get("SHOPIFY_CLIENT_SECRETS", "").strip(), environ))
 
 
 def described() -> list[tuple[str, str, str]]:
@@ -188,6 +202,10 @@ def described() -> list[tuple[str, str, str]]:
         for item in fields(Settings)
         if item.default is not MISSING
     ]
+
+
+def _said(faults: list[str]) -> str:
+    return "Settings: " + "; ".join(faults) + ". See docs/configuration.md."
 
 
 def _forgotten_too_soon(settings: Settings) -> list[str]:

@@ -74,6 +74,12 @@ class TenantPaused(TransientError):
         self.organization_id = organization_id
 
 
+class SecretUnavailableError(TransientError):
+    """Secret Manager could not be asked for a secret that a setting or credential refers to."""
+
+    code = "secret_unavailable"
+
+
 class DirectoryUnavailableError(TransientError):
     """The application database could not be asked where the shop's events go."""
 

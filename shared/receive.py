@@ -41,7 +41,7 @@ class Receiver:
         application: db.Pool,
         failures: Failures,
         publisher: Publisher,
-        client_secrets: Sequence[str],
+        client_secrets: Callable[[], Sequence[str]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,7 +59,7 @@ class Receiver:
         """
         deadline = self._clock() + ANSWER_SECONDS
         if not signature.verify(
-            body, _header(headers, "x-shopify-hmac-sha256"), self._client_secrets
+            body, _header(headers, "x-shopify-hmac-sha256"), self._client_secrets()
         ):
             log.warning("webhook.refused", reason="signature")
             return Answer(status=401, body={"error": "The signature does not fit the body."})

@@ -13,6 +13,7 @@ _BY_TYPE: Final = {
     "EventCollisionError": "Kept under an id of its own; it replays by itself.",
     "MissingAttributeError": "Correct the publisher. This row cannot be replayed: resolve it.",
     "PublishError": "Look at Pub/Sub and the function's role; it replays by itself.",
+    "SecretUnavailableError": "Restore the way to Secret Manager; it replays by itself.",
     "ShopMismatchError": "The body names another shop: find out who sent it, then resolve it.",
     "StorageConfigurationError": (
         "Put database and credential on record and provision it: `manage.py connect_shop`."

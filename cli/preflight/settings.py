@@ -5,7 +5,7 @@ from typing import Final
 
 from cli.preflight.finding import Finding, error, fine, guarded, warning
 from shared import config
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, SecretUnavailableError
 
 # What stops without a setting. Who runs this command may not be given all that a function is.
 _NEEDED: Final = {
@@ -20,7 +20,7 @@ def look(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Malformed settings are errors; missing ones a warning, for they may be set elsewhere."""
     try:
         settings = config.load(environ, require=("APP_DATABASE_URL",))
-    except ConfigurationError as fault:
+    except (ConfigurationError, SecretUnavailableError) as fault:
         faults = str(fault).removeprefix("Settings: ").removesuffix(" See docs/configuration.md.")
         for each in faults.rstrip(".").split("; "):
             yield error("settings", f"{each}.", "Correct it: docs/configuration.md.")

@@ -1,4 +1,4 @@
-"""Keys are rotated beside running functions, without a lost event."""
+"""Keys and secrets are rotated beside running functions, without a lost event."""
 
 import json
 import subprocess
@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
+from google.pubsub_v1.types import Topic
 
-from shared import rotation
+from dev import deliveries
+from dev.pubsub_grpc import PubSubServer
+from shared import bootstrap, rotation, secrets
 from shared.errors import ConfigurationError
 from shared.secrets import Keyring
-from tests.world import World, envelope
+from tests.secret_manager import SecretManager
+from tests.world import SHOP, World, envelope
 
 ROOT = Path(__file__).parents[2]
 NEW = Fernet.generate_key().decode()
@@ -165,3 +169,31 @@ def test_the_command_says_what_it_did(world, old):
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (lost.returncode, "cannot be decrypted" in lost.stderr) == (1, True)
+
+
+def test_a_running_webhook_takes_deliveries_signed_with_a_rotated_secret(world, monkeypatch):
+    """The reference names `latest`: first both secrets, then only the new one."""
+    name, topic, now = "projects/p/secrets/shopify/versions/latest", "projects/p/topics/t", [0.0]
+
+    def status(secret: str) -> int:
+        signed = deliveries.signed(deliveries.attributes("orders/create", SHOP), b"{}", secret)
+        return running.receiver.receive(list(signed.items()), b"{}").status
+
+    with SecretManager() as google, PubSubServer() as pubsub:
+        pubsub.broker.create_topic(Topic(name=topic))
+        monkeypatch.setenv("PUBSUB_EMULATOR_HOST", pubsub.host)
+        vault = secrets.Vault(google.client, clock=lambda: now[0])
+        monkeypatch.setattr(secrets, "_vault", vault)
+        google.secrets[name] = b"old"
+        running = bootstrap.webhook(
+            world.environ | {"PUBSUB_TOPIC": topic, "SHOPIFY_CLIENT_SECRETS": f"_secret:{name}"}
+        )
+        assert (status("old"), status("new")) == (200, 401)
+        google.secrets[name] = b"new,old"
+        now[0] += secrets.KEPT_SECONDS
+        assert (status("old"), status("new")) == (200, 200)
+        google.secrets[name] = b"new"
+        now[0] += secrets.KEPT_SECONDS
+        assert (status("old"), status("new")) == (401, 200)
+        assert len(google.asked) == 3
+        running.receiver._application.close()
