@@ -115,6 +115,15 @@ def test_no_log_event_is_described_that_nobody_logs() -> None:
     assert names == set(log_events())
 
 
+def test_every_alert_has_its_section_and_there_is_no_other() -> None:
+    alerts = re.findall(r"^ +(\w+) = \{\n +title +=", page("terraform/monitoring.tf"), re.MULTILINE)
+    titles = re.findall(r"^ +title +=\s+\"(.+)\"$", page("terraform/monitoring.tf"), re.MULTILINE)
+    text = page("docs/alerts.md")
+    assert len(alerts) == len(titles) >= 10
+    assert re.findall(r"^`(\w+)`\. \*\*Means:\*\*", text, re.MULTILINE) == alerts
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == titles
+
+
 def test_every_make_target_is_described() -> None:
     described = rows(page("CONTRIBUTING.md"))
     targets = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
