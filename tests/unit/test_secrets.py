@@ -130,14 +130,16 @@ def test_the_old_value_stays_while_secret_manager_is_away(google, vault, clock, 
 def test_a_secret_manager_that_says_nothing_costs_one_wait_and_no_further_ones(
     google, vault, clock
 ):
-    vault.read(NAME)
+    other = "projects/p/secrets/database/versions/3"
+    google.secrets[other] = b"url"
+    assert (vault.read(NAME), vault.read(other)) == ("s3cret", "url")
     google.is_silent = True
     clock.now += secrets.KEPT_SECONDS
     assert vault.read(NAME) == "s3cret"
     asked = len(google.asked)
-    assert vault.read(NAME) == "s3cret"
+    assert (vault.read(NAME), vault.read(other)) == ("s3cret", "url")
     with pytest.raises(SecretUnavailableError, match="a moment ago"):
-        vault.read("projects/p/secrets/other/versions/1")
+        vault.read("projects/p/secrets/unknown/versions/1")
     assert len(google.asked) == asked
 
 
