@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -24,6 +25,8 @@ from shared.subjects import Hasher
 if TYPE_CHECKING:
     from shared.erasure import Erasure
     from shared.export import Export
+    from shared.notifier.model import Message, Profile, Verdict
+    from shared.notifier.processor import Processor
     from shared.publish import Publisher
     from shared.receive import Receiver
 
@@ -31,6 +34,7 @@ T = TypeVar("T")
 
 APPLICATION_POOL_SIZE: Final = 4
 APPLICATION_LIMITS: Final = db.Limits(statement=5)
+UPGRADE_LIMITS: Final = db.Limits(statement=20, lock=2)  # of the notifier, beside the replays
 
 _WEBHOOK: Final = ("APP_DATABASE_URL", "SHOPIFY_CLIENT_SECRETS", "PUBSUB_TOPIC")
 _SUBSCRIBER: Final = ("APP_DATABASE_URL",)
@@ -135,6 +139,26 @@ class Core:
 
         return Export(self.application, self.directory, self.privacy)
 
+    def processor(self) -> "Processor":
+        """Carries out notifications."""
+        from shared.notifier.processor import Processor  # noqa: PLC0415 - not at a cold start
+
+        return Processor(application_target(self.settings), attempt=_attempt)
+
+    def notify(self) -> dict[str, int]:
+        """Carries out the notifications that are due; how many attempts ended in which status.
+
+        Raises what psycopg raises. An upgrade that failed does not keep back what is queued.
+        """
+        started = time.monotonic()
+        if self.settings.auto_migrate:
+            try:
+                migrate_notifier(self.settings, UPGRADE_LIMITS)
+            except Exception as error:  # noqa: BLE001 - what is installed may do
+                log.error("notifier.not_upgraded", error)
+        left = self.settings.notifier_time_budget_seconds - (time.monotonic() - started)
+        return self.processor().run_once(budget_seconds=left)
+
     def ingester(self) -> Ingester:
         """Takes in messages."""
         return Ingester(self.application, self.failures, self.pipeline)
@@ -215,6 +239,24 @@ def migrate_application(settings: config.Settings) -> list[migrate.Migration]:
     """Applies the application database's pending migrations and returns them."""
     with db.connect(application_target(settings), migrate.LIMITS) as connection:
         return migrate.apply(connection, migrate.Series.APP)
+
+
+def migrate_notifier(
+    settings: config.Settings, limits: db.Limits = migrate.LIMITS
+) -> list[migrate.Migration]:
+    """Installs the notifier or brings it up to date, unless it was uninstalled on purpose.
+
+    Returns the migrations that were applied.
+    """
+    from shared.notifier import install  # noqa: PLC0415 - not at a cold start
+
+    with db.connect(application_target(settings), limits) as connection:
+        return install.upgrade(connection).applied
+
+
+def _attempt(profile: "Profile", message: "Message") -> "Verdict":
+    """One attempt over the network; its tools are loaded when there is something to send."""
+    raise NotImplementedError
 
 
 def _settings(environ: Mapping[str, str], require: tuple[str, ...]) -> config.Settings:

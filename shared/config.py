@@ -134,6 +134,9 @@ class Settings:
     maintenance_time_budget_seconds: int = _setting(
         20, "no step of maintenance starts after this long in one run", parse=_whole
     )
+    notifier_time_budget_seconds: int = _setting(
+        50, "no notification is sent after this long in one run", parse=_whole
+    )
     retention_resolved_payload_days: int = _setting(
         30, "days until payload and traceback of a resolved failed event go", parse=_whole
     )
@@ -151,7 +154,7 @@ class Settings:
         14, "that of the dead-letter subscription", parse=_whole
     )
     auto_migrate: bool = _setting(
-        False, "the retry function applies pending application migrations", parse=_flag
+        False, "the retry function applies pending application and notifier migrations", parse=_flag
     )
     log_level: str = _setting("INFO", "DEBUG, INFO, WARNING or ERROR", parse=_level)
 

@@ -1,11 +1,11 @@
-"""What one tick of the scheduler does: outbox and replays side by side, then erasure and retention.
+"""What one tick of the scheduler does: replays, outbox and notifier side by side, and maintenance.
 
 Each part has its own budget and its own faults: only a failure ledger out of reach fails the tick.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared import log
 from shared.outbox import Outbox
@@ -15,6 +15,8 @@ from shared.retention import Retention
 if TYPE_CHECKING:
     from shared.erasure import Erasure
 
+T = TypeVar("T")
+
 
 def tick(
     request: Request,
@@ -23,10 +25,14 @@ def tick(
     outbox: Outbox,
     retention: Retention,
     erasure: "Erasure | None" = None,
+    notify: Callable[[], dict[str, int]] | None = None,
     budget_seconds: float,
     maintenance_seconds: float,
 ) -> dict[str, Any]:
     """The retry function's answer. A dry run, and a row asked for by its id, are replays only.
+
+    `notify` has a thread, a connection and a budget of its own: whatever becomes of it, the others
+    do their work meanwhile, and only the answer waits for it.
 
     Raises one of db.UNREACHABLE when the failure ledger is out of reach.
     """
@@ -38,21 +44,22 @@ def tick(
         return replay()
     with ThreadPoolExecutor(thread_name_prefix="tick") as threads:
         republished = threads.submit(
-            _guarded, lambda: outbox.republish(budget_seconds=budget_seconds)
+            _guarded, lambda: outbox.republish(budget_seconds=budget_seconds), 0
         )
+        notified = threads.submit(_guarded, notify or dict[str, int], dict[str, int]())
         replayed = threads.submit(replay)
         answer = replayed.result() | {"republished": republished.result()}
-    if erasure is not None:
-        _guarded(lambda: erasure.run(budget_seconds=maintenance_seconds / 2).done)
-        maintenance_seconds /= 2
-    retention.run(budget_seconds=maintenance_seconds)
-    return answer
+        if erasure is not None:
+            _guarded(lambda: erasure.run(budget_seconds=maintenance_seconds / 2).done, 0)
+            maintenance_seconds /= 2
+        retention.run(budget_seconds=maintenance_seconds)
+        return answer | {"notified": notified.result()}
 
 
-def _guarded(part: Callable[[], int]) -> int:
-    """What a part did, or 0 with its fault in the log."""
+def _guarded(part: Callable[[], T], otherwise: T) -> T:
+    """What a part did, or `otherwise` with its fault in the log."""
     try:
         return part()
     except Exception as error:  # noqa: BLE001 - one part's fault is not the others'
         log.error("tick.part_failed", error)
-        return 0
+        return otherwise

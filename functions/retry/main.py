@@ -29,6 +29,7 @@ def retry(request: Request) -> ResponseReturnValue:
             outbox=core.outbox(),
             retention=core.retention(),
             erasure=core.erasure(),
+            notify=core.notify,
             budget_seconds=core.settings.retry_time_budget_seconds,
             maintenance_seconds=core.settings.maintenance_time_budget_seconds,
         )
