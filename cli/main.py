@@ -13,6 +13,7 @@ from cli import (
     events,
     failures,
     local,
+    notifier,
     pauses,
     privacy,
     schema,
@@ -31,7 +32,7 @@ app = typer.Typer(
 )
 for module in (
     *(local, schema, shops, disconnect, failures, events, pauses, snapshots),
-    *(privacy, credentials, preflight),
+    *(privacy, credentials, notifier, preflight),
 ):
     module.register(app)
 

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Annotated, Final
 
+import psycopg
 import typer
 from rich.progress import Progress
 from rich.table import Table
 
 from cli import context
 from shared import bootstrap, config, db, migrate, redact
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, HookledgerError
 
 PARALLEL: Final = 8
 
@@ -25,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def migrate_application() -> None:
-    """Bring the application database's schema up to date.
+    """Bring the application database's schema up to date, and the notifier's in it.
 
     Example: python manage.py migrate
     """
@@ -33,8 +34,25 @@ def migrate_application() -> None:
     applied = bootstrap.migrate_application(settings)
     for migration in applied:
         context.out.print(f"applied {migration.name}")
+    applied += _migrated_notifier(settings)
     if not applied:
         context.out.print("The application schema is up to date.")
+
+
+def _migrated_notifier(settings: config.Settings) -> list[migrate.Migration]:
+    """A broken notifier stops nothing: not whatever comes after this command, either."""
+    try:
+        applied = bootstrap.migrate_notifier(settings)
+    except (HookledgerError, psycopg.Error) as error:
+        context.err.print(
+            f"[yellow]![/] The notifier is not up to date: {type(error).__name__}: "
+            f"{redact.message(error)}",
+            soft_wrap=True,
+        )
+        return []
+    for migration in applied:
+        context.out.print(f"applied {migration.name}")
+    return applied
 
 
 def provision_schema(  # noqa: PLR0917 - its options, each given by name

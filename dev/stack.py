@@ -168,6 +168,7 @@ class Stack:
         self._say("schemas and a connected shop")
         core = bootstrap.core(self.env)
         bootstrap.migrate_application(core.settings)
+        bootstrap.migrate_notifier(core.settings)
         target = db.Target(conninfo=make_conninfo(self.tenant_url, sslmode="disable"))
         with db.connect(target, migrate.LIMITS) as tenant:
             migrate.apply(tenant, migrate.Series.TENANT)

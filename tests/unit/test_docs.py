@@ -68,7 +68,7 @@ def calls(*folders: str) -> Iterator[ast.Call]:
 def log_events() -> dict[str, str]:
     """The name of every log event in the code, and its level; "" where that varies."""
     found = {}
-    for call in calls("shared", "functions"):
+    for call in calls("shared", "functions", "cli"):
         match call.func:
             case ast.Attribute(value=ast.Name(id="log"), attr=level) if level in LEVELS:
                 match call.args[0]:
