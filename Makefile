@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: help install demo dev test test-slow bench lint format terraform-test checkov clean
+.PHONY: help install demo dev test test-slow chaos bench lint format terraform-test checkov clean
 
 help:  ## What there is to make
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -29,6 +29,9 @@ test: install  ## The tests, in parallel
 
 test-slow: install  ## Loads and long runs
 	@$(PY) -m pytest -n auto --dist worksteal -m slow $(ARGS)
+
+chaos: install  ## Loads the whole stack while all around it breaks, for minutes, then balances the books
+	@$(PY) -m tests.chaos $(ARGS)
 
 bench: install  ## How fast an event, and a claim and its verdict, are against others
 	@$(PY) -m bench pipeline $(ARGS); first=$$?; $(PY) -m bench claims $(ARGS) && exit $$first

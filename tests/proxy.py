@@ -18,6 +18,7 @@ class Proxy:
         self.port = self._listener.getsockname()[1]
         self._pairs: list[_Pair] = []
         self.accepts_in_silence = False
+        self.refuses = False  # connections to come are cut at once
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -60,13 +61,24 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._upstream)
-                for end in (client, server):
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                pair = _Pair(client, server)
-                pair.is_silent = self.accepts_in_silence
-                self._pairs.append(pair)
-                pair.start()
+                self._connect(client)
+
+    def _connect(self, client: socket.socket) -> None:
+        """To the other port; who finds nobody there is cut off."""
+        try:
+            if self.refuses:
+                raise ConnectionRefusedError
+            server = socket.create_connection(self._upstream)
+        except OSError:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            client.close()
+            return
+        for end in (client, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        pair = _Pair(client, server)
+        pair.is_silent = self.accepts_in_silence
+        self._pairs.append(pair)
+        pair.start()
 
 
 class _Pair:
