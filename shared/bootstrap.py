@@ -159,6 +159,12 @@ class Core:
         left = self.settings.notifier_time_budget_seconds - (time.monotonic() - started)
         return self.processor().run_once(budget_seconds=left)
 
+    def count(self) -> dict[str, Any]:
+        """What is left to do, in numbers."""
+        from shared import figures  # noqa: PLC0415 - a subscriber starts without it
+
+        return figures.left(self.application)
+
     def ingester(self) -> Ingester:
         """Takes in messages."""
         return Ingester(self.application, self.failures, self.pipeline)

@@ -1,8 +1,8 @@
 """What waits, what was given up, what recovers: the application database in numbers."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from psycopg.rows import class_row, scalar_row
 
@@ -125,6 +125,15 @@ def notices(application: db.Pool) -> Notices | None:
     if not application.fetch(scalar_row, _HAS_NOTIFIER)[0]:
         return None
     return application.fetch(class_row(Notices), _NOTICES)[0]
+
+
+def left(application: db.Pool) -> dict[str, Any]:
+    """What a tick leaves: the figures that dashboards draw. JSON-ready."""
+    found, notified = stats(application), notices(application)
+    shown = asdict(found) | {"last_run_at": None}
+    if notified:
+        shown |= {"notifier_due": notified.due, "notifier_failed_24h": notified.failed_24h}
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def groups(application: db.Pool, limit: int = GROUPS) -> list[Group]:

@@ -26,13 +26,14 @@ def tick(
     retention: Retention,
     erasure: "Erasure | None" = None,
     notify: Callable[[], dict[str, int]] | None = None,
+    count: Callable[[], dict[str, Any]] | None = None,
     budget_seconds: float,
     maintenance_seconds: float,
 ) -> dict[str, Any]:
     """The retry function's answer. A dry run, and a row asked for by its id, are replays only.
 
     `notify` has a thread, a connection and a budget of its own: whatever becomes of it, the others
-    do their work meanwhile, and only the answer waits for it.
+    do their work meanwhile, and only the answer waits for it. `count` says what is left after it.
 
     Raises one of db.UNREACHABLE when the failure ledger is out of reach.
     """
@@ -53,7 +54,10 @@ def tick(
             _guarded(lambda: erasure.run(budget_seconds=maintenance_seconds / 2).done, 0)
             maintenance_seconds /= 2
         retention.run(budget_seconds=maintenance_seconds)
-        return answer | {"notified": notified.result()}
+        answer |= {"notified": notified.result()}
+    left = _guarded(count or dict[str, Any], dict[str, Any]())
+    log.info("tick.finished", **left)
+    return answer | {"left": left}
 
 
 def _guarded(part: Callable[[], T], otherwise: T) -> T:

@@ -30,6 +30,7 @@ def retry(request: Request) -> ResponseReturnValue:
             retention=core.retention(),
             erasure=core.erasure(),
             notify=core.notify,
+            count=core.count,
             budget_seconds=core.settings.retry_time_budget_seconds,
             maintenance_seconds=core.settings.maintenance_time_budget_seconds,
         )

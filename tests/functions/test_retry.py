@@ -37,10 +37,15 @@ def _nothing_is_due(world: World) -> None:
 
 
 def run(function: Function, **asked: Any) -> dict[str, Any]:
-    """What the function answers to a request that it accepts."""
+    """What the function answers to a request that it accepts, but for what is left after it."""
     answer = deliveries.post(function.url, json.dumps(asked).encode())
     assert answer.status == 200
-    return answer.json()
+    return done(answer)
+
+
+def done(answer: deliveries.Answer) -> dict[str, Any]:
+    """What a run did."""
+    return {name: value for name, value in answer.json().items() if name != "left"}
 
 
 def order() -> Envelope:
@@ -86,7 +91,7 @@ def test_asked_for_nothing_in_particular_it_replays_what_is_due(
 ) -> None:
     world.fail(order())
     answer = deliveries.post(retry.url, body, headers)
-    assert (answer.status, answer.json()) == (200, NOTHING | {"retried": 1, "resolved": 1})
+    assert (answer.status, done(answer)) == (200, NOTHING | {"retried": 1, "resolved": 1})
     assert states(world) == [("resolved", 0)]
     assert len(world.tenant("select id from shopify_events")) == 1
 
@@ -103,6 +108,16 @@ def test_the_answer_counts_what_was_resolved_and_what_failed_again(
     assert run(retry) == NOTHING | {"retried": 3, "resolved": 2, "failed": 1}
     assert states(world) == [("resolved", 0), ("pending", 1), ("resolved", 0)]
     assert run(retry) == NOTHING, "what failed is not due yet"
+
+
+def test_the_answer_and_the_log_say_what_is_left(retry: Function, world: World) -> None:
+    world.fail(hopeless())
+    log = Log(retry)
+    left = deliveries.post(retry.url).json()["left"]
+    assert (left["pending"], left["due"], left["failed"], left["outbox"]) == (1, 0, 0, 0)
+    assert (left["incidents_open"], left["paused"]) == (0, 0)
+    (line,) = log.events("tick.finished")
+    assert {name: line[name] for name in left} == left
 
 
 def test_the_last_failed_replay_counts_as_failed_too(retry: Function, world: World) -> None:
