@@ -27,6 +27,8 @@ from tests.chaos.load import Load
 from tests.proxy import Proxy
 
 HEAL_SECONDS: Final = 240
+# Debian's package faketime; without it no clock is stepped.
+FAKETIME: Final = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 # What the clock would do by itself in an hour.
 _PASS_TIME: Final = """
@@ -114,6 +116,9 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
         closing.callback(application.remove)
         closing.enter_context(application)
         application.create_database("hookledger")
+        server = Server(folder / "tenants", settings={"max_connections": "400"})
+        closing.callback(server.remove)
+        closing.enter_context(server)
         proxy = closing.enter_context(Proxy(application.port))
         environ = {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
@@ -122,11 +127,20 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
             "RETRY_TIME_BUDGET_SECONDS": "10",
             "MAINTENANCE_TIME_BUDGET_SECONDS": "2",
         }
+        clock = folder / "clock" if FAKETIME else None
+        if clock and FAKETIME:
+            clock.write_text("+0\n")
+            environ |= {
+                "LD_PRELOAD": str(FAKETIME),
+                "FAKETIME_TIMESTAMP_FILE": str(clock),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
         stack = Stack(folder / "stack", environ=environ, retry_every=1)
         closing.callback(stack.remove)
         closing.enter_context(stack)
         names = {f"shop-{n}.myshopify.com": f"tenant_{n}" for n in range(tenants)}
-        urls = {name: stack.tenant_database.create_database(name) for name in names.values()}
+        urls = {name: server.create_database(name) for name in names.values()}
         proxies = {name: closing.enter_context(Proxy(stack.tenant_database.port)) for name in urls}
         for shop, name in names.items():
             _connect(stack, shop, name, urls[name], proxies[name].port)
@@ -134,8 +148,10 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
             stack=stack,
             application=application,
             application_proxy=proxy,
+            tenant_server=server,
             tenants=proxies,
             urls=urls,
+            clock=clock,
         )
         yield place, names
 
