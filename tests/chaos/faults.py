@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -21,7 +20,6 @@ from tests.proxy import Proxy
 
 AT_ONCE: Final = 2
 LONGEST_SECONDS: Final = 6.0
-CLOCKS: Final = "clocks stepped"
 DROPPED: Final = ("shopify_products", "shopify_customers")
 
 _FULL: Final = """
@@ -42,7 +40,6 @@ class Place:
     tenant_server: Server
     tenants: dict[str, Proxy]  # by database
     urls: dict[str, str]  # past the proxies
-    clock: Path | None  # by which the functions' clocks are set, where libfaketime is
 
     def sql(self, database: str, statement: LiteralString) -> None:
         """Runs it in a tenant's database, past its proxy."""
@@ -63,7 +60,6 @@ class Mischief:
 
     def __init__(self, place: Place, seed: int) -> None:
         self._place = place
-        self._names = [name for name in FAULTS if place.clock or name != CLOCKS]
         self._stop = threading.Event()
         self._held: set[str] = set()
         self._lock = threading.Lock()
@@ -89,7 +85,7 @@ class Mischief:
 
     def _break(self, dice: random.Random) -> None:
         while not self._stop.wait(dice.random()):
-            name = dice.choice(self._names)
+            name = dice.choice(list(FAULTS))
             fault = FAULTS[name]
             if not self._take(fault.target):
                 continue
@@ -236,17 +232,6 @@ def _no_pushes(place: Place) -> Iterator[None]:
         place.stack.pubsub.broker.pause_pushes(False)
 
 
-@contextmanager
-def _stepped(place: Place, dice: random.Random) -> Iterator[None]:
-    """The functions' clocks are hours ahead or behind; databases keep the right time."""
-    assert place.clock is not None
-    place.clock.write_text(f"{dice.choice((-7200, -90, 90, 7200)):+d}\n")
-    try:
-        yield
-    finally:
-        place.clock.write_text("+0\n")
-
-
 FAULTS: Final[dict[str, Fault]] = {
     "tenants hang": Fault(target="tenants", during=lambda p, d: _silent(_some(p, d))),
     "tenants refuse": Fault(target="tenants", during=lambda p, d: _refusing(_some(p, d))),
@@ -276,5 +261,4 @@ FAULTS: Final[dict[str, Fault]] = {
     "webhook killed": Fault(target="webhook", during=lambda p, _: _dead(p, "webhook")),
     "subscriber killed": Fault(target="subscriber", during=lambda p, _: _dead(p, "subscriber")),
     "retry killed": Fault(target="retry", during=lambda p, _: _dead(p, "retry")),
-    CLOCKS: Fault(target="clocks", during=_stepped),
 }

@@ -27,8 +27,6 @@ from tests.chaos.load import Load
 from tests.proxy import Proxy
 
 HEAL_SECONDS: Final = 240
-# Debian's package faketime; without it no clock is stepped.
-FAKETIME: Final = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 # What the clock would do by itself in an hour.
 _PASS_TIME: Final = """
@@ -127,15 +125,6 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
             "RETRY_TIME_BUDGET_SECONDS": "10",
             "MAINTENANCE_TIME_BUDGET_SECONDS": "2",
         }
-        clock = folder / "clock" if FAKETIME else None
-        if clock and FAKETIME:
-            clock.write_text("+0\n")
-            environ |= {
-                "LD_PRELOAD": str(FAKETIME),
-                "FAKETIME_TIMESTAMP_FILE": str(clock),
-                "FAKETIME_NO_CACHE": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            }
         stack = Stack(folder / "stack", environ=environ, retry_every=1)
         closing.callback(stack.remove)
         closing.enter_context(stack)
@@ -151,7 +140,6 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
             tenant_server=server,
             tenants=proxies,
             urls=urls,
-            clock=clock,
         )
         yield place, names
 
