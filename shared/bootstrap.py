@@ -262,7 +262,14 @@ def migrate_notifier(
 
 def _attempt(profile: "Profile", message: "Message") -> "Verdict":
     """One attempt over the network; its tools are loaded when there is something to send."""
-    raise NotImplementedError
+    from shared.notifier import references, transports  # noqa: PLC0415 - not at a cold start
+
+    return transports.attempt(
+        profile,
+        message,
+        resolve=references.resolver(os.environ),
+        renew=references.resolver(os.environ, is_fresh=True),
+    )
 
 
 def _settings(environ: Mapping[str, str], require: tuple[str, ...]) -> config.Settings:
