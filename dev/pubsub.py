@@ -1,23 +1,26 @@
 """A Pub/Sub stand-in within the process: topics, subscriptions, push, backoff, dead letters.
 
-`dev.pubsub_grpc` serves it to the official client. No StreamingPull yet. Departs from Pub/Sub:
-nothing survives a restart, pushes carry no OIDC token, and acknowledgement deadlines and backoffs
-may be as short as a test wants.
+`dev.pubsub_grpc` serves it to the official client. Departs from Pub/Sub: nothing survives a
+restart, pushes carry no OIDC token, and acknowledgement deadlines and backoffs may be as short as
+a test wants.
 """
 
 import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Self
 
 from google.api_core import exceptions as google
-from google.pubsub_v1.types import PubsubMessage, Subscription, Topic
+from google.pubsub_v1.types import PubsubMessage, StreamingPullRequest, Subscription, Topic
+from google.rpc.error_details_pb2 import ErrorInfo
 
 from dev.pubsub_push import Pusher
 from dev.pubsub_queue import Lease, Queue
+from dev.pubsub_stream import Stream
 
 DEFAULT_ACK_DEADLINE_SECONDS: Final = 10
 MAX_BYTES: Final = 10_000_000  # of a message, and of a request
@@ -112,20 +115,31 @@ class Broker:
         queue = _require(subscription, self._queues)
         return queue.take(limit, lease=queue.config.ack_deadline_seconds, wait=wait)
 
+    def stream(self, request: StreamingPullRequest, is_wanted: Callable[[], bool]) -> Stream:
+        """What a streaming pull that began with `request` gets, while it `is_wanted`."""
+        queue = _require(request.subscription, self._queues)
+        if queue.config.push_config.push_endpoint:
+            raise google.FailedPrecondition("This subscription pushes; it cannot be pulled.")
+        return Stream(queue, request, is_wanted)
+
     def acknowledge(self, subscription: str, ack_ids: Iterable[str]) -> None:
+        """An unknown or expired id is an error only where delivery is exactly once."""
         queue = _require(subscription, self._queues)
-        for ack_id in ack_ids:
-            queue.ack(ack_id)
+        _confirm(queue, {ack_id: queue.ack(ack_id) for ack_id in ack_ids})
 
     def modify_ack_deadline(self, subscription: str, ack_ids: Iterable[str], seconds: int) -> None:
         """0 seconds: give back."""
         queue = _require(subscription, self._queues)
-        for ack_id in ack_ids:
-            queue.extend(ack_id, seconds) if seconds else queue.nack(ack_id)
+        change = queue.nack if not seconds else partial(queue.extend, seconds=seconds)
+        _confirm(queue, {ack_id: change(ack_id) for ack_id in ack_ids})
 
     def depth(self, subscription: str) -> int:
         """The messages that are not acknowledged."""
         return len(_require(subscription, self._queues))
+
+    def end_leases(self, subscription: str) -> None:
+        """As if the acknowledgement deadlines of all messages that are out had passed."""
+        _require(subscription, self._queues).end_leases()
 
     def refuse_publishes(self, on: bool) -> None:
         """Answer every publish with UNAVAILABLE, until told otherwise."""
@@ -204,6 +218,15 @@ def _require_new(name: str, things: dict[str, Any], *, kind: str) -> None:
         raise google.InvalidArgument(f"not a name of the form projects/P/{kind}/NAME: {name!r}")
     if name in things:
         raise google.AlreadyExists(f"Resource already exists ({name}).")
+
+
+def _confirm(queue: Queue, done: dict[str, bool]) -> None:
+    """Where delivery is exactly once, whoever acts on a lease that has ended is told so."""
+    lost = {ack_id: "PERMANENT_FAILURE_INVALID_ACK_ID" for ack_id in done if not done[ack_id]}
+    if lost and queue.config.enable_exactly_once_delivery:
+        reason = "EXACTLY_ONCE_ACKID_FAILURE"
+        info = ErrorInfo(reason=reason, domain="pubsub.googleapis.com", metadata=lost)
+        raise google.FailedPrecondition("Some leases have ended.", details=[info])
 
 
 def _check_messages(messages: list[PubsubMessage]) -> None:

@@ -1,6 +1,6 @@
 """Serves the Pub/Sub stand-in over gRPC, to the official client, by PUBSUB_EMULATOR_HOST."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self
 
@@ -8,13 +8,15 @@ import grpc
 from google.api_core.exceptions import GoogleAPICallError
 from google.protobuf.empty_pb2 import Empty
 from google.pubsub_v1 import types
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
 
 from dev.pubsub import Broker
 from dev.pubsub_queue import Lease
 
 # Pub/Sub's limit of 10 MB is the broker's to enforce: gRPC would answer with another code.
 _OPTIONS: Final = [("grpc.max_receive_message_length", 32_000_000), ("grpc.so_reuseport", 0)]
-_THREADS: Final = 64  # a hanging publish and a waiting pull hold one each
+_THREADS: Final = 64  # a hanging publish, a waiting pull and a stream hold one each
 _PULL_WAIT_SECONDS: Final = 1.0
 
 # By method: the type of its request, and what answers it. None is answered as Empty.
@@ -33,8 +35,13 @@ class PubSubServer:
         self._server: Final = grpc.server(self._threads, options=_OPTIONS)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.host: Final = f"127.0.0.1:{bound}"  # what PUBSUB_EMULATOR_HOST is to be
-        services = {"Publisher": _publisher(self.broker), "Subscriber": _subscriber(self.broker)}
-        self._server.add_generic_rpc_handlers([_handler(*service) for service in services.items()])
+        streaming = _streaming(self.broker)
+        self._server.add_generic_rpc_handlers(
+            [
+                _handler("Publisher", _publisher(self.broker)),
+                _handler("Subscriber", _subscriber(self.broker), StreamingPull=streaming),
+            ]
+        )
         self._server.start()
 
     def close(self) -> None:
@@ -107,8 +114,32 @@ def _received(lease: Lease) -> types.ReceivedMessage:
     )
 
 
-def _handler(service: str, methods: Methods) -> grpc.GenericRpcHandler:
-    handlers = {name: _unary(*method) for name, method in methods.items()}
+def _streaming(broker: Broker) -> grpc.RpcMethodHandler:
+    def behaviour(
+        requests: Iterator[types.StreamingPullRequest], context: grpc.ServicerContext
+    ) -> Iterator[types.StreamingPullResponse]:
+        try:
+            stream = broker.stream(next(requests), context.is_active)
+            context.add_callback(stream.wake)
+            # What comes later are heartbeats: the client acknowledges by calls of their own.
+            for lease in stream.leases():
+                yield types.StreamingPullResponse(
+                    received_messages=[_received(lease)], subscription_properties=stream.properties
+                )
+        except GoogleAPICallError as error:
+            _abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(
+        behaviour,
+        request_deserializer=types.StreamingPullRequest.deserialize,
+        response_serializer=_serialize,
+    )
+
+
+def _handler(
+    service: str, methods: Methods, **more: grpc.RpcMethodHandler
+) -> grpc.GenericRpcHandler:
+    handlers = {name: _unary(*method) for name, method in methods.items()} | more
     return grpc.method_handlers_generic_handler(f"google.pubsub.v1.{service}", handlers)
 
 
@@ -117,11 +148,19 @@ def _unary(request_type: Any, answer: Callable[[Any], Any]) -> grpc.RpcMethodHan
         try:
             return answer(request)
         except GoogleAPICallError as error:
-            context.abort(error.grpc_status_code or grpc.StatusCode.UNKNOWN, error.message)
+            _abort(context, error)
 
     return grpc.unary_unary_rpc_method_handler(
         behaviour, request_deserializer=request_type.deserialize, response_serializer=_serialize
     )
+
+
+def _abort(context: grpc.ServicerContext, error: GoogleAPICallError) -> None:
+    code = error.grpc_status_code or grpc.StatusCode.UNKNOWN
+    status = Status(code=code.value[0], message=error.message)
+    for detail in error.details:
+        status.details.add().Pack(detail)
+    context.abort_with_status(rpc_status.to_status(status))
 
 
 def _serialize(response: Any) -> bytes:

@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -86,41 +86,71 @@ class Queue:
                     return
             self._schedule(item, 0)
 
-    def take(self, limit: int, *, lease: float, wait: float) -> list[Lease]:
+    def take(
+        self,
+        limit: int,
+        *,
+        lease: float,
+        wait: float,
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> list[Lease]:
         """Up to `limit` due messages, leased for `lease` seconds.
 
-        Waits up to `wait` seconds for the first; none when that passed, or the queue is closed.
+        Waits up to `wait` seconds for the first, and for room with whoever takes it; none when
+        that passed, or the queue is closed.
         """
         give_up = time.monotonic() + wait
         with self._changed:
             while not self.closed:
                 now = time.monotonic()
                 self._expire(now)
-                if not self._paused and self._due and self._due[0][0] <= now:
+                is_due = not self._paused and self._due and self._due[0][0] <= now
+                if is_due and has_room():
                     return list(self._lease_due(limit, now, lease))
                 if now >= give_up:
                     break
                 self._changed.wait(min(give_up, self._next_change(now)) - now)
         return []
 
-    def ack(self, ack_id: str) -> None:
-        """The message is done. An unknown or expired id is no error, as with Pub/Sub."""
+    def ack(self, ack_id: str) -> bool:
+        """The message is done. False, and nothing done: the id is unknown, or its lease ended."""
         with self._changed:
             if leased := self._leased.pop(ack_id, None):
                 self._finish(leased[1])
+                self._changed.notify_all()
+            return leased is not None
 
-    def nack(self, ack_id: str) -> None:
-        """The message comes again after its backoff, or is buried."""
+    def nack(self, ack_id: str) -> bool:
+        """The message comes again after its backoff, or is buried. False as with `ack`."""
         with self._changed:
             if leased := self._leased.pop(ack_id, None):
                 self._retry(leased[1])
+                self._changed.notify_all()
+            return leased is not None
 
-    def extend(self, ack_id: str, seconds: float) -> None:
-        """The lease ends `seconds` from now."""
+    def extend(self, ack_id: str, seconds: float) -> bool:
+        """The lease ends `seconds` from now. False as with `ack`."""
         with self._changed:
             if leased := self._leased.get(ack_id):
                 self._leased[ack_id] = (time.monotonic() + seconds, leased[1])
                 self._changed.notify_all()
+            return leased is not None
+
+    def leased(self, ack_ids: Iterable[str]) -> dict[str, PubsubMessage]:
+        """Those of the messages that are still out."""
+        with self._changed:
+            return {a: self._leased[a][1].message for a in ack_ids if a in self._leased}
+
+    def end_leases(self) -> None:
+        """As if the deadlines of all messages that are out had passed."""
+        with self._changed:
+            self._expire(float("inf"))
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Whoever waits in `take` looks again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def pause(self, on: bool) -> None:
         """Hand out nothing, until told otherwise; what is out stays out."""
@@ -143,7 +173,7 @@ class Queue:
 
     def _schedule(self, item: _Item, delay: float) -> None:
         heapq.heappush(self._due, (time.monotonic() + delay, next(self._serials), item))
-        self._changed.notify()
+        self._changed.notify_all()  # not everybody has room
 
     def _lease_due(self, limit: int, now: float, lease: float) -> Iterator[Lease]:
         while limit and self._due and self._due[0][0] <= now:
@@ -162,7 +192,7 @@ class Queue:
     def _next_change(self, now: float) -> float:
         """When something may happen without anybody calling; at most a minute from now."""
         times = [until for until, _ in self._leased.values()]
-        if self._due and not self._paused:
+        if self._due and not self._paused and self._due[0][0] > now:
             times.append(self._due[0][0])
         return min([now + 60, *times])
 

@@ -5,10 +5,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from cloudevents.http import from_http
 from google.api_core import exceptions as google
 from google.api_core.retry import Retry
 from google.cloud import pubsub_v1
+from google.cloud.pubsub_v1.subscriber.exceptions import AcknowledgeError
 from google.pubsub_v1 import PublisherClient, SubscriberClient
 from google.pubsub_v1.types import DeadLetterPolicy, PubsubMessage, PushConfig, RetryPolicy
 
@@ -368,6 +371,91 @@ def test_an_extended_deadline_holds(
 
 
 # Push
+
+
+def test_a_stream_holds_no_more_than_it_asked_for(
+    server: PubSubServer, publisher: PublisherClient, subscriber: SubscriberClient
+) -> None:
+    subscribe(subscriber)
+    publisher.publish(topic=TOPIC, messages=[message(b"%d" % n) for n in range(10)])
+    came: SimpleQueue[Any] = SimpleQueue()
+    flow = pubsub_v1.types.FlowControl(max_messages=3)
+    with pubsub_v1.SubscriberClient() as client:
+        pull = client.subscribe(SUBSCRIPTION, came.put, flow_control=flow)
+        held = [came.get(timeout=20) for _ in range(3)]
+        others = {lease.message.data for lease in server.broker.pull(SUBSCRIPTION, 10, wait=0)}
+        assert others | {each.data for each in held} == {b"%d" % n for n in range(10)}
+        pull.cancel()
+        pull.result(20)
+
+
+def test_room_in_a_stream_is_filled_at_once(
+    server: PubSubServer, publisher: PublisherClient, subscriber: SubscriberClient
+) -> None:
+    subscribe(subscriber)
+    publisher.publish(topic=TOPIC, messages=[message(b"%d" % n) for n in range(10)])
+    flow = pubsub_v1.types.FlowControl(max_messages=1)
+    with pubsub_v1.SubscriberClient() as client:
+        pull = client.subscribe(SUBSCRIPTION, lambda each: each.ack(), flow_control=flow)
+        assert eventually(is_drained(server))
+        pull.cancel()
+        pull.result(20)
+
+
+def test_what_a_lost_stream_held_comes_again_after_its_deadline(
+    server: PubSubServer, publisher: PublisherClient, subscriber: SubscriberClient
+) -> None:
+    subscribe(subscriber)
+    publisher.publish(topic=TOPIC, messages=[message(b"held")])
+    came: SimpleQueue[Any] = SimpleQueue()
+    with pubsub_v1.SubscriberClient() as client:
+        pull = client.subscribe(SUBSCRIPTION, came.put)
+        assert came.get(timeout=20).data == b"held"
+        pull.cancel()
+        pull.result(20)
+    assert server.broker.pull(SUBSCRIPTION, 1, wait=0) == []
+    server.broker.end_leases(SUBSCRIPTION)
+    assert server.broker.pull(SUBSCRIPTION, 1, wait=20)[0].message.data == b"held"
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_where_delivery_is_exactly_once_an_acknowledgement_that_is_too_late_is_an_error(
+    server: PubSubServer,
+    publisher: PublisherClient,
+    subscriber: SubscriberClient,
+    exactly_once: bool,
+) -> None:
+    subscribe(subscriber, enable_exactly_once_delivery=exactly_once)
+    publisher.publish(topic=TOPIC, messages=[message(b"once")])
+    came: SimpleQueue[Any] = SimpleQueue()
+    with pubsub_v1.SubscriberClient() as client:
+        pull = client.subscribe(SUBSCRIPTION, came.put)
+        held = came.get(timeout=20)
+        server.broker.end_leases(SUBSCRIPTION)
+        refusal = pytest.raises(AcknowledgeError) if exactly_once else nullcontext()
+        with refusal:
+            held.ack_with_response().result(20)
+        pull.cancel()
+        pull.result(20)
+
+
+def test_a_stream_ends_with_its_subscription_and_a_pushing_one_has_none(
+    server: PubSubServer,
+    publisher: PublisherClient,
+    subscriber: SubscriberClient,
+    endpoint: Endpoint,
+) -> None:
+    subscribe(subscriber)
+    with pubsub_v1.SubscriberClient() as client:
+        pull = client.subscribe(SUBSCRIPTION, lambda each: each.ack())
+        publisher.publish(topic=TOPIC, messages=[message()])
+        assert eventually(is_drained(server))
+        subscriber.delete_subscription(subscription=SUBSCRIPTION)
+        with pytest.raises(google.NotFound):
+            pull.result(20)
+        subscribe(subscriber, endpoint.url)
+        with pytest.raises(google.FailedPrecondition):
+            client.subscribe(SUBSCRIPTION, lambda each: each.ack()).result(20)
 
 
 def test_the_body_of_a_push(
