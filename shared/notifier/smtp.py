@@ -67,10 +67,10 @@ class Smtp:
             _part(client)
 
     def _open(self, client: "_Client", context: ssl.SSLContext, secrets: Secrets) -> None:
-        client.ehlo_or_helo_if_needed()
+        _greet(client)
         if self.mode == "starttls":
             client.starttls(context=context)
-            client.ehlo_or_helo_if_needed()
+            _greet(client)
         if self.username:
             self._log_in(client, secrets)
 
@@ -127,6 +127,15 @@ def sender(given: settings.Settings) -> str:
         raise settings.MalformedProfileError(
             "The profile's sender must be an address like alerts@example.com."
         ) from None
+
+
+def _greet(client: _Client) -> None:
+    """HELO only where EHLO is unknown: a server that is busy is asked nothing more."""
+    status, reply = client.ehlo()
+    if 500 <= status <= 599:
+        status, reply = client.helo()
+    if not 200 <= status <= 299:
+        raise smtplib.SMTPHeloError(status, reply)
 
 
 def _deliver(client: _Client, letter: mail.Letter, data: bytes) -> Verdict:
