@@ -40,6 +40,7 @@ locals {
           DEAD_LETTER_RETENTION_DAYS      = tostring(var.dead_letter_retention_days)
           LEASE_SECONDS                   = tostring(var.lease_seconds)
           MAINTENANCE_TIME_BUDGET_SECONDS = tostring(var.maintenance_time_budget_seconds)
+          NOTIFIER_TIME_BUDGET_SECONDS    = tostring(var.notifier_time_budget_seconds)
           PUBSUB_RETENTION_DAYS           = tostring(var.pubsub_retention_days)
           PUBSUB_TOPIC                    = local.topic
           RETRY_TIME_BUDGET_SECONDS       = tostring(var.retry_time_budget_seconds)
@@ -85,11 +86,14 @@ locals {
   ])
 
   # Waiting for the network, migrations that have little to do, and what was started just before a
-  # budget ended. Maintenance comes after the replays.
-  retry_margin_seconds = 60
-  retry_seconds_needed = sum([
-    var.retry_time_budget_seconds, var.maintenance_time_budget_seconds, local.retry_margin_seconds,
-  ])
+  # budget ended. Maintenance comes after the replays, the notifier beside both: its last attempt
+  # starts when its budget ends, and is cut off after 120 s, whatever the profile says.
+  retry_margin_seconds     = 60
+  notifier_attempt_seconds = 120
+  retry_seconds_needed = local.retry_margin_seconds + max(
+    var.retry_time_budget_seconds + var.maintenance_time_budget_seconds,
+    var.notifier_time_budget_seconds + local.notifier_attempt_seconds,
+  )
 }
 
 resource "google_cloudfunctions2_function" "this" {

@@ -129,6 +129,36 @@ variable "privacy_hash_key_version" {
   }
 }
 
+variable "notifier_secrets" {
+  description = "What the notifier's profiles refer to, by name, each with the version of its value: `{ NOTIFIER_SMTP_PASSWORD = 1 }`. A profile says `_env:NOTIFIER_SMTP_PASSWORD`. Raise the number by one to write a new value."
+  type        = map(number)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name in keys(var.notifier_secrets) : can(regex("^NOTIFIER_[A-Z0-9_]+$", name)) && !contains(["NOTIFIER_ALERT_CHANNEL", "NOTIFIER_FALLBACK_CHANNEL", "NOTIFIER_TIME_BUDGET_SECONDS"], name)])
+    error_message = "Each of notifier_secrets is named NOTIFIER_ and then capitals, digits or underscores, and is no setting: a profile can refer to no other."
+  }
+
+  validation {
+    condition     = alltrue([for version in values(var.notifier_secrets) : version >= 1 && floor(version) == version])
+    error_message = "The versions of notifier_secrets are whole numbers of at least 1, raised by one at each rotation."
+  }
+}
+
+variable "notifier_secret_values" {
+  description = "The values of notifier_secrets, by the same names."
+  type        = map(string)
+  default     = null
+  ephemeral   = true
+  sensitive   = true
+
+  validation {
+    condition     = alltrue([for name in keys(var.notifier_secrets) : length(trimspace(lookup(coalesce(var.notifier_secret_values, {}), name, ""))) > 0])
+    error_message = "notifier_secret_values lacks the value of one of notifier_secrets. It is not kept: give it at every apply, or in a .auto.tfvars that stays with you."
+  }
+}
+
 # Shopify
 
 variable "shopify_topics" {
@@ -274,7 +304,7 @@ variable "retry" {
 
   validation {
     condition     = var.retry.timeout_seconds >= local.retry_seconds_needed
-    error_message = "retry.timeout_seconds must be at least ${local.retry_seconds_needed}: retry_time_budget_seconds, maintenance_time_budget_seconds, and ${local.retry_margin_seconds} s for waiting for the network and for finishing what was started. Raise it, or lower a budget."
+    error_message = "retry.timeout_seconds must be at least ${local.retry_seconds_needed}: retry_time_budget_seconds and maintenance_time_budget_seconds, or notifier_time_budget_seconds and ${local.notifier_attempt_seconds} s for its last attempt, whichever is more; and ${local.retry_margin_seconds} s for waiting for the network and for finishing what was started. Raise it, or lower a budget."
   }
 }
 
@@ -287,6 +317,18 @@ variable "retry_time_budget_seconds" {
   validation {
     condition     = var.retry_time_budget_seconds >= 1
     error_message = "retry_time_budget_seconds is a whole number of at least 1."
+  }
+}
+
+variable "notifier_time_budget_seconds" {
+  description = "No notification is sent after this long in one run, which goes on beside the replays."
+  type        = number
+  default     = 50
+  nullable    = false
+
+  validation {
+    condition     = var.notifier_time_budget_seconds >= 1
+    error_message = "notifier_time_budget_seconds is a whole number of at least 1."
   }
 }
 

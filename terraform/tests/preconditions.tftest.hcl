@@ -42,6 +42,14 @@ run "a_retry_function_that_is_cut_off_before_its_budget" {
   expect_failures = [var.retry]
 }
 
+run "a_retry_function_that_is_cut_off_during_the_last_attempt_to_notify" {
+  command = plan
+  variables {
+    notifier_time_budget_seconds = 61
+  }
+  expect_failures = [var.retry]
+}
+
 run "a_retry_function_that_outlasts_the_scheduler" {
   command = plan
   variables {
@@ -148,6 +156,7 @@ run "out_of_range" {
     maintenance_time_budget_seconds = 0
     network_ranges                  = { functions = "10.61.0.0/27" }
     notification_channels           = ["pager"]
+    notifier_time_budget_seconds    = 0
     operator_access                 = "internet"
     privacy_hash_key_version        = 0
     pubsub_retention_days           = 0
@@ -163,7 +172,7 @@ run "out_of_range" {
     var.ack_deadline_seconds, var.alert_emails, var.credential_keys_version,
     var.database, var.database_password_version, var.database_pooler_mode, var.egress_mode,
     var.log_level, var.maintenance_time_budget_seconds, var.network_ranges,
-    var.notification_channels, var.operator_access,
+    var.notification_channels, var.notifier_time_budget_seconds, var.operator_access,
     var.privacy_hash_key_version, var.pubsub_retention_days, var.retry_time_budget_seconds,
     var.runtime,
     var.shopify_client_secrets, var.shopify_client_secrets_version, var.shopify_topics,
@@ -214,4 +223,21 @@ run "a_setting_in_small_letters" {
     settings = { replay_parallelism = "16" }
   }
   expect_failures = [var.settings]
+}
+
+run "a_notifier_secret_that_no_profile_can_name" {
+  command = plan
+  variables {
+    notifier_secrets       = { SMTP_PASSWORD = 1 }
+    notifier_secret_values = { SMTP_PASSWORD = "invented" }
+  }
+  expect_failures = [var.notifier_secrets]
+}
+
+run "a_notifier_secret_without_a_value" {
+  command = plan
+  variables {
+    notifier_secrets = { NOTIFIER_SMTP_PASSWORD = 1 }
+  }
+  expect_failures = [var.notifier_secret_values]
 }
