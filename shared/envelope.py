@@ -38,6 +38,7 @@ BODY_BYTES: Final = 32 * 1024 * 1024
 ATTRIBUTE_VALUE_BYTES: Final = 1024
 ATTRIBUTES_MAX: Final = 90
 
+_ENCODING: Final = "content-encoding"
 _SHOP_DOMAIN = re.compile(r"[a-z0-9][a-z0-9-]*\.myshopify\.com")
 _TOPIC = re.compile(r"[a-z0-9_]+[/.][a-z0-9_]+")
 _ID = re.compile(r"[A-Za-z0-9:#_.-]{1,300}")
@@ -70,7 +71,7 @@ def from_message(message: Message, now: datetime) -> Envelope:
     Data that cannot be decoded stays as it is, and `opened` says why when it is asked.
     """
     lower = _lower(message.attributes.items())
-    payload, encoding = _body(message.data, lower.get("content-encoding", ""))
+    payload, encoding = _body(message.data, lower.get(_ENCODING, ""))
     ours = lower.get("hookledger-source") == Source.WEBHOOK
     envelope = _envelope(
         lower,
@@ -87,6 +88,13 @@ def from_message(message: Message, now: datetime) -> Envelope:
         delivery_attempt=message.delivery_attempt,
         audited=not ours or lower.get("hookledger-audited") != "false",
     )
+
+
+def may_be_large(message: Message) -> bool:
+    """Whether more than COMPRESS_OVER_BYTES may come out of the message: a few kilobytes may be a
+    bomb."""
+    encodings = (v for k, v in message.attributes.items() if clean(k).lower() == _ENCODING)
+    return len(message.data) > COMPRESS_OVER_BYTES or any(encodings)
 
 
 def message_data(envelope: Envelope) -> bytes:
@@ -110,7 +118,7 @@ def message_attributes(envelope: Envelope) -> dict[str, str]:
     if envelope.trace_id:
         attributes["traceparent"] = f"00-{envelope.trace_id}-{envelope.trace_id[:16]}-01"
     if len(envelope.payload) > COMPRESS_OVER_BYTES:
-        attributes["content-encoding"] = "gzip"
+        attributes[_ENCODING] = "gzip"
     return attributes
 
 

@@ -3,8 +3,12 @@
 It is acknowledged only when its event is committed in one of the two.
 """
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Final
 
 from shared import audit, db, log
 from shared import envelope as envelopes
@@ -13,6 +17,11 @@ from shared.failures import Failures
 from shared.message import Message
 from shared.model import Envelope
 from shared.pipeline import Pipeline
+
+# A large body costs six times its size on its way: one at a time stays within an instance's
+# memory. Who has waited so long for a turn is refused, and delivered again.
+TURN_SECONDS: Final = 1.0
+_large = threading.Lock()  # of the process, like its memory
 
 
 class Ingester:
@@ -25,6 +34,15 @@ class Ingester:
 
     def ingest(self, message: Message) -> bool:
         """Whether to acknowledge the message. Whatever it holds, this does not raise."""
+        if not envelopes.may_be_large(message):
+            return self._ingest(message)
+        with _turn() as is_ours:
+            if is_ours:
+                return self._ingest(message)
+        log.warning("message.deferred")
+        return False
+
+    def _ingest(self, message: Message) -> bool:
         envelope = envelopes.from_message(message, datetime.now(UTC))
         with log.bound(message_id=envelope.message_id, **envelopes.ids(envelope)):
             acknowledged = self._stored_or_kept(envelope)
@@ -57,3 +75,14 @@ class Ingester:
             log.error("failure.not_recorded", fault, because_of=type(error).__name__)
             return False
         return True
+
+
+@contextmanager
+def _turn() -> Iterator[bool]:
+    """Whether it is this thread's turn to handle a large message."""
+    is_ours = _large.acquire(timeout=TURN_SECONDS)
+    try:
+        yield is_ours
+    finally:
+        if is_ours:
+            _large.release()

@@ -1,11 +1,13 @@
 """What strangers send costs neither database nor Pub/Sub, and never more than its share of time."""
 
+import base64
 import contextlib
+import gzip
 import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,10 +27,12 @@ from tests.functions.rig import (
     new_shop,
     timed,
 )
-from tests.world import World
+from tests.world import SHOP, World
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc (Linux)")
 
+MIB = 1024 * 1024
+BOMB_MIB = 300  # one at a time; four would be 700
 SECRET = "shpss_abuse"
 THREADS = 4
 HANG_SECONDS = 60  # far away: only for what would never end
@@ -233,3 +237,49 @@ def test_a_sender_that_leaves_in_the_middle_is_refused_quietly(
         connection.sendall(f"POST / HTTP/1.1\r\nHost: localhost\r\n{begun}".encode())
     eventually(lambda: log.events("webhook.refused"))
     assert "ERROR" not in log.text()
+
+
+# Bombs
+
+
+@pytest.fixture(scope="module")
+def subscriber(start_shared: Starter, world: World) -> Function:
+    return start_shared("subscriber", **world.environ, THREADS=str(THREADS))
+
+
+def pushed(subscriber: Function, data: bytes, **attributes: str) -> int:
+    """The answer's status to a message of the world's shop."""
+    named = deliveries.attributes("orders/create", SHOP) | attributes
+    message = {"data": base64.b64encode(data).decode(), "attributes": named, "messageId": "1"}
+    return deliveries.post(subscriber.url, json.dumps({"message": message}).encode()).status
+
+
+def bomb(size: int) -> bytes:
+    """A few kilobytes that become an order of `size` bytes."""
+    note = b"x" * (size - len(b'{"id": 1, "note": ""}'))
+    return gzip.compress(b'{"id": 1, "note": "%b"}' % note, compresslevel=1)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(lambda: bomb(32 * MIB), id="as large as it may be"),
+        pytest.param(lambda: bomb(256 * MIB), id="far larger"),
+        pytest.param(lambda: gzip.compress(bomb(256 * MIB)), id="a bomb in a bomb"),
+    ],
+)
+def test_decompression_bombs_stay_within_memory_while_others_are_answered(
+    subscriber: Function, made: Callable[[], bytes]
+) -> None:
+    body = made()
+    assert pushed(subscriber, b'{"id": 2}') == 204
+    with Peak(subscriber) as peak, ThreadPoolExecutor(2 * THREADS) as threads:
+        bombs = [
+            threads.submit(pushed, subscriber, body, **{"content-encoding": "gzip"})
+            for _ in range(2 * THREADS)
+        ]
+        assert pushed(subscriber, b'{"id": 2}') == 204
+        assert {each.result() for each in bombs} <= {204, 503}
+    print("PEAK", peak.before, peak.mib)
+    assert peak.mib < peak.before + BOMB_MIB
+    assert pushed(subscriber, body, **{"content-encoding": "gzip"}) == 204
