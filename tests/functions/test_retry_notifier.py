@@ -1,5 +1,6 @@
 """The notifier in the retry function: beside the replays, and never in their way."""
 
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from dev.functions import Function
 from dev.postgres import Server
 from shared import db, migrate
 from shared.notifier import install
-from tests.functions.rig import Log, Starter
+from tests.functions.rig import Log, Silence, Starter
 from tests.notifier.relay import Relay
 from tests.world import World, envelope
 
@@ -107,6 +108,24 @@ def test_replays_go_on_while_the_notifier_is_broken(
         relay.rows("delete from notifier_schema_version")
         with db.connect(db.Target(conninfo=relay.url), migrate.LIMITS) as connection:
             install.install(connection)
+
+
+def test_a_mail_server_that_says_nothing_holds_up_no_replay(
+    start: Starter, world: World, relay: Relay
+) -> None:
+    retry = start("retry", **world.environ, **SETTINGS)
+    with Silence() as server:
+        settings = {"host": "127.0.0.1", "port": server.port, "tls": "none"}
+        relay.channel(settings=settings | {"sender": "hookledger@example.com"}, timeout_seconds=5)
+        id = relay.notify()
+        started = time.monotonic()
+        assert replayed_meanwhile(world, retry)["retry"] == 1
+        took = time.monotonic() - started
+        attempt = relay.attempts(id)[0]
+        assert server.callers() >= 1
+    (replay,) = world.app("select * from subscriber_replayattempt order by id desc limit 1")
+    assert replay["finished_at"] < attempt["finished_at"], "it waited for nobody"
+    assert took < 60
 
 
 def test_what_is_due_is_told_beside_the_replays(start: Starter, world: World, relay: Relay) -> None:
