@@ -51,11 +51,9 @@ def from_webhook(
 ) -> Envelope:
     """The envelope of a delivery over HTTPS, as it will look to the subscriber."""
     lower = _lower(headers)
-    attributes = {
-        _SHOPIFY_CASING.get(name, name.title()): _cut(value)
-        for name, value in lower.items()
-        if name.startswith("x-shopify-") and len(name) <= KEY_CHARACTERS
-    }
+    # Those that are known come first: none of them is left out for another.
+    named = sorted(_shopifys(lower), key=lambda name: name not in _SHOPIFY_CASING)
+    attributes = {_cased(name): _cut(lower[name]) for name in named if len(name) <= KEY_CHARACTERS}
     return _envelope(
         lower,
         body,
@@ -63,6 +61,13 @@ def from_webhook(
         received_at=received_at,
         source=Source.WEBHOOK,
     )
+
+
+def not_whole(headers: Iterable[tuple[str, str]], envelope: Envelope) -> int:
+    """How many of Shopify's headers Pub/Sub's limits have cut or left out of `envelope`."""
+    lower = _lower(headers)
+    kept = envelope.attributes
+    return sum(kept.get(_cased(name)) != lower[name] for name in _shopifys(lower))
 
 
 def from_message(message: Message, now: datetime) -> Envelope:
@@ -246,7 +251,7 @@ def _envelope(
 ) -> Envelope:
     shop = _key(lower.get("x-shopify-shop-domain", "").strip().lower())
     topic = _key(lower.get("x-shopify-topic", "").strip())
-    triggered_at = lower.get("x-shopify-triggered-at", "")
+    triggered_at = _cut(lower.get("x-shopify-triggered-at", ""))
     webhook_id = lower.get("x-shopify-webhook-id", "").strip()
     if not webhook_id or len(webhook_id) > KEY_CHARACTERS:
         webhook_id = _identity(shop, topic, triggered_at, payload)
@@ -273,6 +278,14 @@ def _lower(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
         key = clean(name).lower()
         lower[key] = lower.get(key) or clean(value)
     return lower
+
+
+def _shopifys(lower: Mapping[str, str]) -> list[str]:
+    return [name for name in lower if name.startswith("x-shopify-")]
+
+
+def _cased(name: str) -> str:
+    return _SHOPIFY_CASING.get(name, name.title())
 
 
 def _identity(shop: str, topic: str, triggered_at: str, payload: bytes) -> str:

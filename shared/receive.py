@@ -68,6 +68,8 @@ class Receiver:
             log.warning("webhook.refused", reason=fault, **envelopes.ids(envelope))
             return Answer(status=400, body={"error": fault})
         with log.bound(**envelopes.ids(envelope)):
+            if count := envelopes.not_whole(headers, envelope):
+                log.warning("webhook.headers_cut", headers=count)
             return self._accept(envelope, deadline)
 
     def _accept(self, envelope: Envelope, deadline: float) -> Answer:

@@ -280,6 +280,5 @@ def test_decompression_bombs_stay_within_memory_while_others_are_answered(
         ]
         assert pushed(subscriber, b'{"id": 2}') == 204
         assert {each.result() for each in bombs} <= {204, 503}
-    print("PEAK", peak.before, peak.mib)
     assert peak.mib < peak.before + BOMB_MIB
     assert pushed(subscriber, body, **{"content-encoding": "gzip"}) == 204

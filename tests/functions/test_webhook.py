@@ -202,6 +202,17 @@ def test_a_header_in_utf_8_arrives_as_it_was_written(webhook: Function, inbox: I
     assert inbox.message(sent.event_id).attributes["X-Shopify-Name"] == "Zürich"
 
 
+def test_a_header_that_pubsub_does_not_carry_whole_is_cut_and_the_log_says_so(
+    webhook: Function, inbox: Inbox
+) -> None:
+    log, sent = Log(webhook), delivery(x_shopify_name=EMAIL * 100)
+    assert sent.to(webhook).status == 200
+    assert inbox.message(sent.event_id).attributes["X-Shopify-Name"] == (EMAIL * 100)[:1024]
+    (line,) = log.events("webhook.headers_cut")
+    assert (line["headers"], line["event_id"]) == (1, sent.event_id)
+    assert EMAIL not in log.text()
+
+
 def test_a_shop_in_capitals_is_the_same_shop(webhook: Function, world: World) -> None:
     shop = new_shop()
     assert delivery(x_shopify_shop_domain=shop.upper()).to(webhook).status == 200

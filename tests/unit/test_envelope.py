@@ -115,6 +115,31 @@ def test_a_header_longer_than_pubsub_allows_is_cut_at_a_character():
     assert cut == "é" * 512
 
 
+def test_what_pubsubs_limits_cut_or_leave_out_is_counted():
+    def counted(headers):
+        given = list(headers.items())
+        envelope = envelopes.from_webhook(given, BODY, NOW)
+        assert len(envelope.attributes) <= envelopes.ATTRIBUTES_MAX
+        return envelopes.not_whole(given, envelope)
+
+    others = {f"x-shopify-{n}": "1" for n in range(envelopes.ATTRIBUTES_MAX)}
+    assert counted(HEADERS) == 0
+    assert counted(HEADERS | {"x-shopify-name": "é" * 513, "cookie": "x" * 2000}) == 1
+    assert counted(HEADERS | {"x-shopify-" + "a" * 300: "1"}) == 1
+    assert counted(others | HEADERS) == len(HEADERS)
+
+
+def test_what_identifies_an_event_is_never_left_out_for_other_headers():
+    others = {f"x-shopify-{n}": "1" for n in range(envelopes.ATTRIBUTES_MAX)}
+    envelope = envelopes.from_webhook((others | HEADERS).items(), BODY, NOW)
+    assert HEADERS.items() <= envelope.attributes.items()
+
+
+def test_an_id_made_of_a_time_that_is_cut_is_the_same_on_both_sides():
+    sent = of_webhook(X_Shopify_Webhook_Id="", X_Shopify_Triggered_At="2026" * 500)
+    assert envelopes.from_message(as_message(sent), NOW).event_id == sent.event_id
+
+
 def test_of_attributes_alike_but_for_case_the_first_with_a_value_counts():
     message = Message(
         data="",
