@@ -19,6 +19,7 @@ from cli import (
     schema,
     shops,
     snapshots,
+    subscriber,
 )
 from cli.preflight import command as preflight
 from shared import log, redact
@@ -32,7 +33,7 @@ app = typer.Typer(
 )
 for module in (
     *(local, schema, shops, disconnect, failures, events, pauses, snapshots),
-    *(privacy, credentials, notifier, preflight),
+    *(privacy, credentials, notifier, subscriber, preflight),
 ):
     module.register(app)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shared.notifier.processor import Processor
     from shared.publish import Publisher
     from shared.receive import Receiver
+    from shared.streaming import Subscriber
 
 T = TypeVar("T")
 
@@ -168,6 +169,17 @@ class Core:
     def ingester(self) -> Ingester:
         """Takes in messages."""
         return Ingester(self.application, self.failures, self.pipeline)
+
+    def subscriber(self, *, threads: int) -> "Subscriber":
+        """Takes in messages by streaming pull, so many at a time."""
+        from shared.streaming import Subscriber  # noqa: PLC0415 - functions are pushed to
+
+        return Subscriber(
+            self.ingester().ingest,
+            self.settings.pubsub_subscription,
+            emulator_host=self.settings.pubsub_emulator_host,
+            threads=threads,
+        )
 
 
 def webhook(environ: Mapping[str, str]) -> Webhook:
