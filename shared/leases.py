@@ -155,15 +155,21 @@ with verdict as (
 )
 select id from verdict"""
 
-# What is given up for want of a connection is brought back by the end of an incident. So there is
-# one when the verdict is committed, and it is locked until then, whatever another run has ended.
+# An event that was erased while it was replayed is done with, however that ended: there is nothing
+# left to be stored. What is given up for want of a connection is brought back by the end of an
+# incident. So there is one when the verdict is committed, and it is locked until then, whatever
+# another run has ended.
 _RESCHEDULE: Final = """
 with verdict as (
   update subscriber_subscriberfailedevent
   set retry_count = retry_count + 1,
-      status = case when retry_count + 1 >= max_retries then 'failed' else 'pending' end,
-      next_retry_at = case when retry_count + 1 < max_retries then now() + make_interval(
-        mins => (%(schedule)s::int[])[least(retry_count + 1, %(schedule_length)s)]) end,
+      status = case when payload is null then 'resolved'
+                    when retry_count + 1 >= max_retries then 'failed' else 'pending' end,
+      resolution = case when payload is null then 'erased' end,
+      resolved_at = case when payload is null then now() end,
+      next_retry_at = case when payload is not null and retry_count + 1 < max_retries
+        then now() + make_interval(
+          mins => (%(schedule)s::int[])[least(retry_count + 1, %(schedule_length)s)]) end,
       error_type = %(error_type)s, error_class = %(error_class)s, error_code = %(error_code)s,
       error_message = %(error_message)s, traceback = %(traceback)s, fingerprint = %(fingerprint)s,
       last_attempted_at = %(run_started_at)s, updated_at = now(),
@@ -179,7 +185,7 @@ with verdict as (
 ), attempt as (
   update subscriber_replayattempt a
   set finished_at = now(), error_type = %(error_type)s, error_message = %(error_message)s,
-      outcome = case when v.status = 'failed' then 'failed' else 'rescheduled' end
+      outcome = case when v.status = 'pending' then 'rescheduled' else v.status end
   from verdict v
   where a.failed_event_id = v.id and a.lease_token = %(token)s and a.finished_at is null
 )
@@ -226,8 +232,12 @@ with expired as materialized (
 update subscriber_subscriberfailedevent f
 set lease_token = null, leased_until = null, updated_at = now(),
     retry_count = f.retry_count + c.charge,
-    status = case when f.retry_count + c.charge >= f.max_retries then 'failed' else 'pending' end,
+    status = case when f.payload is null then 'resolved'
+                  when f.retry_count + c.charge >= f.max_retries then 'failed' else 'pending' end,
+    resolution = case when f.payload is null then 'erased' end,
+    resolved_at = case when f.payload is null then now() end,
     next_retry_at = case
+      when f.payload is null then null
       when c.charge = 0 then f.next_retry_at
       when f.retry_count + 1 < f.max_retries then now() + make_interval(
         mins => (%(schedule)s::int[])[least(f.retry_count + 1, %(schedule_length)s)]) end,
@@ -274,12 +284,12 @@ class FailedEvent:
 
     id: int
     envelope: dict[str, Any]
-    payload: bytes
+    payload: bytes | None  # None: it was erased after the row was claimed
     retry_count: int
 
     def as_envelope(self) -> Envelope:
-        """The envelope as the first try saw it."""
-        return envelopes.from_json(self.envelope, self.payload)
+        """The envelope as the first try saw it, with an empty payload if that was erased."""
+        return envelopes.from_json(self.envelope, self.payload or b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +346,10 @@ class Leases:
     def reschedule(
         self, token: UUID, row: int, run_started_at: datetime, error: BaseException, topic: str
     ) -> Verdict:
-        """The replay failed: due again by the schedule, or given up when its retries are spent."""
+        """The replay failed: due again by the schedule, or given up when its retries are spent.
+
+        Resolved, if the event was erased meanwhile.
+        """
         parameters = {"token": token, "id": row, "run_started_at": run_started_at}
         parameters |= _SCHEDULE | describe(error, topic)
         parameters["is_connection_failure"] = db.is_connection_failure(error)
@@ -345,6 +358,8 @@ class Leases:
                 return Verdict.RESCHEDULED
             case ["failed"]:
                 return Verdict.FAILED
+            case ["resolved"]:
+                return Verdict.RESOLVED
             case _:
                 return Verdict.LOST
 

@@ -222,6 +222,8 @@ class Replayer:
         if failed_event is None:
             log.warning("lease.lost", before="replay")
             return Verdict.LOST, None
+        if failed_event.payload is None:
+            return self._leases.resolve(run.token, row, run.started_at), None
         try:
             envelope = failed_event.as_envelope()
         except Exception as error:  # noqa: BLE001 - one unreadable row must not end the run

@@ -7,10 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from shared import db, migrate
+from shared.leases import Verdict
 from shared.model import LedgerOutcome, Outcome, SnapshotOutcome
 from shared.rebuild import Rebuild, Scope
 from tests.world import NOW, ORGANIZATION, SHOP, World, envelope
@@ -219,6 +221,55 @@ def test_what_is_suppressed_leaves_the_failure_ledger_and_the_audit_too(world, a
     assert world.fail(sent) == kept["id"]
     kept = world.failed_event()
     assert (kept["status"], kept["payload"]) == ("resolved", None), "and it is not opened again"
+
+
+@pytest.fixture
+def leased(world, apply):
+    """A failed event of an erased customer, claimed under a token, with its last retry ahead."""
+    apply(redact(id=7))
+    sent, token = customer(), uuid4()
+    row = world.fail(sent)
+    world.app("update subscriber_subscriberfailedevent set retry_count = max_retries - 1")
+    assert world.core.leases.claim(token, 1)
+    return sent, token, row
+
+
+def ended(world: World) -> tuple[Any, ...]:
+    kept = world.failed_event()
+    assert (kept["lease_token"], kept["next_retry_at"]) == (None, None)
+    return kept["status"], kept["resolution"], kept["payload"]
+
+
+def test_a_worker_that_dies_after_the_suppression_leaves_nothing_to_be_replayed(
+    world, apply, leased
+):
+    sent, token, row = leased
+    world.core.leases.start(token, row)
+    assert apply(sent) == SUPPRESSED
+    world.expire_lease(row)
+    assert world.retry().retried == 0
+    assert ended(world) == ("resolved", "erased", None)
+
+
+def test_an_event_that_another_had_suppressed_before_its_replay_is_resolved_by_it(
+    world, apply, leased
+):
+    sent, token, row = leased
+    assert apply(sent) == SUPPRESSED
+    assert world.core.leases.release(token, [row]) == 1
+    report = world.retry()
+    assert (report.resolved, report.failed) == (1, 0)
+    assert ended(world) == ("resolved", "erased", None)
+
+
+def test_a_replay_that_fails_after_its_event_was_suppressed_is_the_last_one(world, apply, leased):
+    sent, token, row = leased
+    world.core.leases.start(token, row)
+    assert apply(sent) == SUPPRESSED
+    verdict = world.core.leases.reschedule(token, row, NOW, OSError(), "orders/create")
+    assert verdict is Verdict.RESOLVED
+    assert ended(world) == ("resolved", "erased", None)
+    assert [each["outcome"] for each in world.attempts()] == ["resolved"]
 
 
 def test_the_audit_row_that_the_subscriber_owes_holds_no_payload(world, apply):
