@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from email import message_from_bytes
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,11 +18,13 @@ import psycopg
 import pytest
 
 from shared import db
+from shared.notifier import transports
 from shared.notifier.model import Message, Profile, Verdict
 from shared.notifier.processor import Processor
 from shared.notifier.queue import Queue
 from tests.functions.rig import environment, eventually
 from tests.notifier.relay import SENT, Relay, Sender
+from tests.notifier.servers import Smtp
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -64,11 +67,16 @@ def dies_after_it_sent(_: Profile, message: Message) -> Verdict:
     return SENT
 
 
+def mails(profile: Profile, message: Message) -> Verdict:
+    return transports.attempt(profile, message, resolve=str)
+
+
 POINTS: dict[str, tuple[Callable[[Processor], None], Callable[[Profile, Message], Verdict]]] = {
     "after the claim": (after_the_claim, sends),
     "after the attempt's row": (nowhere, dies_before_it_sends),
     "after the server's 250": (nowhere, dies_after_it_sent),
     "before the verdict": (before_the_verdict, sends),
+    "mailed, before the verdict": (before_the_verdict, mails),
 }
 
 
@@ -128,6 +136,22 @@ def test_what_a_killed_processor_leaves_is_sent_and_once_too_often_at_most(
     if attempts == 2:
         lost = relay.attempts(id)[0]
         assert (lost["error_code"], lost["ambiguous"]) == ("attempt_lost", True)
+
+
+def test_the_second_copy_has_the_first_ones_message_id(relay: Relay, tmp_path: Path) -> None:
+    with Smtp() as server:
+        settings = {"host": "127.0.0.1", "port": server.port, "tls": "none"}
+        relay.channel(settings=settings | {"sender": "hookledger@example.com"})
+        id = relay.notify()
+        killed(relay, tmp_path / "none", "mailed, before the verdict")
+        relay.expire_lease(id)
+        relay.run(mails)
+        relay.make_due(id)
+        assert relay.run(mails)["sent"] == 1
+        first, second = (message_from_bytes(mail.data) for mail in server.mails)
+    assert relay.status(id) == "sent"
+    assert first["Message-ID"]
+    assert first["Message-ID"] == second["Message-ID"]
 
 
 def test_an_attempt_that_kills_its_processor_each_time_runs_out_of_retries(

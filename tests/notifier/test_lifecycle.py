@@ -7,9 +7,12 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
-from shared.notifier.model import Acceptance, Decision, Message, Result, Status, Verdict
+from shared.notifier import transports
+from shared.notifier.model import Acceptance, Decision, Message, Profile, Result, Status, Verdict
 from tests.notifier.relay import BUSY, REFUSED, SENT, Relay, Sender
+from tests.notifier.servers import Smtp
 
 
 def decided(result: Result, **states: str) -> Verdict:
@@ -294,3 +297,30 @@ def test_one_profile_has_one_message_under_way_and_others_do_not_wait_for_it(
 
     assert relay.run(Sender(slow), budget_seconds=60) == counted(sent=4)
     assert most == [1]
+
+
+def test_over_a_real_server_only_who_was_put_off_is_asked_again(relay: Relay) -> None:
+    replies: dict[str, str] = {"RCPT:b@example.com": "451 later"}
+    with Smtp(replies) as server:
+        settings = {"host": "127.0.0.1", "port": server.port, "tls": "none"}
+        relay.channel(
+            recipients=("a@example.com", "b@example.com"),
+            settings=settings | {"sender": "hookledger@example.com"},
+        )
+        id = relay.notify()
+        relay.run(mails)
+        assert (relay.status(id), relay.notification(id)["error_code"]) == ("retry", "smtp_451")
+    with Smtp() as server:
+        relay.rows(
+            "update notifier.profiles set settings = jsonb_set(settings, '{port}', %(port)s)",
+            port=Jsonb(server.port),
+        )
+        relay.make_due(id)
+        assert relay.run(mails)["sent"] == 1
+        (mail,) = server.mails
+    assert mail.recipients == ("b@example.com",)
+    assert relay.notification(id)["partial"] is None
+
+
+def mails(profile: Profile, message: Message) -> Verdict:
+    return transports.attempt(profile, message, resolve=str)
