@@ -39,6 +39,7 @@ select f.id, f.status, f.event_id, f.topic, f.shop_domain, f.organization_id, f.
        f.lease_token is not null as is_leased
 from subscriber_subscriberfailedevent f
 where f.status = any(%(statuses)s)"""
+_BEFORE: Final = " and f.id < %(before)s"
 _NEWEST: Final = """
 order by f.id desc limit %(limit)s"""
 _LONGEST_DUE: Final = """
@@ -103,6 +104,12 @@ with picked as (
 )"""
     + _NOTED
 )
+
+_SEEN: Final = """
+insert into subscriber_operatoraction (actor, action, reason, scope, count)
+select %(actor)s, 'view', %(reason)s, jsonb_build_object('rows', jsonb_build_array(id)), 1
+from subscriber_subscriberfailedevent where id = %(row)s
+returning id"""
 
 _KNOWN: Final = """
 select exists (select from shopify_shopifyconnection where organization_id = %(organization)s)
@@ -213,10 +220,17 @@ class Triage:
         *,
         limit: int,
         longest_due: bool = False,
+        before: int | None = None,
     ) -> list[Listed]:
-        """Up to `limit` failed events, the newest first, or those that are due longest."""
+        """Up to `limit` failed events, the newest first, or those that are due longest.
+
+        `before` is the last id of the page before.
+        """
         order = _LONGEST_DUE if longest_due else _NEWEST
         parameters = scope.parameters() | {"statuses": _names(statuses), "limit": limit}
+        if before is not None:
+            parameters["before"] = before
+            order = _BEFORE + order
         statement = _LIST + scope.conditions() + order
         return self._application.fetch(class_row(Listed), statement, parameters)
 
@@ -268,6 +282,11 @@ class Triage:
             len(self._application.fetch(scalar_row, _RESOLVE, record | {"ids": ids}))
             for ids in self.movable(scope, statuses)
         )
+
+    def seen(self, row: int, by: Operator) -> None:
+        """Records that somebody looked at a failed event's payload."""
+        named = {"actor": by.actor, "reason": by.reason, "row": row}
+        self._application.fetch(scalar_row, _SEEN, named)
 
     def knows(self, organization: str) -> bool:
         """Whether the organization has a shop or a database on record."""

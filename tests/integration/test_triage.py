@@ -406,3 +406,22 @@ def test_an_organization_is_known_by_its_shop_or_its_database(world, by_hand):
     assert by_hand.knows(ORGANIZATION)
     world.app("delete from databases_database")
     assert not by_hand.knows(ORGANIZATION)
+
+
+# Looking
+
+
+def test_pages_go_by_key_so_that_new_rows_move_nothing(world, by_hand):
+    rows = [world.fail() for _ in range(3)]
+    first = by_hand.find(EVERYTHING, limit=2)
+    world.fail()
+    assert [row.id for row in first] == [rows[2], rows[1]]
+    assert [row.id for row in by_hand.find(EVERYTHING, limit=2, before=rows[1])] == [rows[0]]
+
+
+def test_a_look_at_a_payload_is_recorded_with_its_row(world, by_hand):
+    row = world.fail()
+    by_hand.seen(row, JANE)
+    (action,) = actions(world)
+    assert (action["actor"], action["action"], action["count"]) == ("jane", "view", 1)
+    assert [each.action for each in dossier.find(world.core.application, row).actions] == ["view"]
