@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cli import (
     credentials,
+    deadletters,
     disconnect,
     events,
     failures,
@@ -33,7 +34,7 @@ app = typer.Typer(
 )
 for module in (
     *(local, schema, shops, disconnect, failures, events, pauses, snapshots),
-    *(privacy, credentials, notifier, subscriber, preflight),
+    *(privacy, credentials, notifier, subscriber, deadletters, preflight),
 ):
     module.register(app)
 

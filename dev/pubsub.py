@@ -137,6 +137,10 @@ class Broker:
         """The messages that are not acknowledged."""
         return len(_require(subscription, self._queues))
 
+    def out(self, subscription: str) -> int:
+        """The messages that are with somebody."""
+        return _require(subscription, self._queues).out
+
     def end_leases(self, subscription: str) -> None:
         """As if the acknowledgement deadlines of all messages that are out had passed."""
         _require(subscription, self._queues).end_leases()

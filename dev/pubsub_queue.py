@@ -74,6 +74,12 @@ class Queue:
         with self._changed:
             return self._unacked
 
+    @property
+    def out(self) -> int:
+        """How many are leased."""
+        with self._changed:
+            return len(self._leased)
+
     def put(self, message: PubsubMessage) -> None:
         """Take in a message that was published."""
         item = _Item(message)

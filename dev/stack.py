@@ -9,14 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-import grpc
 import psycopg
 from google.api_core.exceptions import AlreadyExists, NotFound
 from google.protobuf.duration_pb2 import Duration
-from google.pubsub_v1 import PublisherClient, SubscriberClient
-from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
-from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
-from google.pubsub_v1.types import PushConfig, RetryPolicy, Subscription
+from google.pubsub_v1.types import DeadLetterPolicy, PushConfig, RetryPolicy, Subscription
 from psycopg.conninfo import make_conninfo
 
 from dev.deliveries import post
@@ -24,15 +20,18 @@ from dev.functions import TARGETS, Function
 from dev.postgres import Server
 from dev.pubsub_grpc import PubSubServer
 from dev.samples import SHOP_DOMAIN
-from shared import bootstrap, db, directory, migrate
+from shared import bootstrap, db, directory, migrate, pubsub
 
 PROJECT: Final = "local"
 PUBSUB_TOPIC: Final = f"projects/{PROJECT}/topics/shopify-events"
 SUBSCRIPTION: Final = f"projects/{PROJECT}/subscriptions/shopify-events-push"
+DEAD_LETTERS: Final = f"projects/{PROJECT}/topics/shopify-events-dead-letters"
+DEAD_LETTER_SUBSCRIPTION: Final = f"projects/{PROJECT}/subscriptions/shopify-events-dead-letters"
 ORGANIZATION: Final = "demo"
 # In the cloud 10 to 600 s; here somebody is watching.
 BACKOFF_SECONDS: Final = (1, 60)
 ACK_DEADLINE_SECONDS: Final = 60
+MAX_DELIVERY_ATTEMPTS: Final = 100
 
 Say = Callable[[str], None]
 
@@ -160,6 +159,8 @@ class Stack:
         self.env |= {
             "PUBSUB_EMULATOR_HOST": host,
             "PUBSUB_TOPIC": PUBSUB_TOPIC,
+            "PUBSUB_SUBSCRIPTION": SUBSCRIPTION,
+            "PUBSUB_DEAD_LETTER_SUBSCRIPTION": DEAD_LETTER_SUBSCRIPTION,
             "GOOGLE_CLOUD_PROJECT": PROJECT,
         }
 
@@ -220,16 +221,21 @@ class Stack:
 
 
 def _subscribe(emulator_host: str, endpoint: str) -> None:
-    """The topic and its push subscription, by the official client, as Terraform makes them."""
-    channel = grpc.insecure_channel(emulator_host)
-    with channel:
-        publisher = PublisherClient(transport=PublisherGrpcTransport(channel=channel))
-        subscriber = SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
+    """The topics and their subscriptions, by the official client, as Terraform makes them."""
+    publisher, subscriber = pubsub.publisher(emulator_host), pubsub.subscriber(emulator_host)
+    with publisher, subscriber:
+        for topic in (PUBSUB_TOPIC, DEAD_LETTERS):
+            with contextlib.suppress(AlreadyExists):
+                publisher.create_topic(name=topic)
         with contextlib.suppress(AlreadyExists):
-            publisher.create_topic(name=PUBSUB_TOPIC)
-        shortest, longest = (Duration(seconds=seconds) for seconds in BACKOFF_SECONDS)
+            subscriber.create_subscription(
+                name=DEAD_LETTER_SUBSCRIPTION,
+                topic=DEAD_LETTERS,
+                ack_deadline_seconds=ACK_DEADLINE_SECONDS,
+            )
         with contextlib.suppress(NotFound):
             subscriber.delete_subscription(subscription=SUBSCRIPTION)
+        shortest, longest = (Duration(seconds=seconds) for seconds in BACKOFF_SECONDS)
         subscriber.create_subscription(
             request=Subscription(
                 name=SUBSCRIPTION,
@@ -237,6 +243,9 @@ def _subscribe(emulator_host: str, endpoint: str) -> None:
                 push_config=PushConfig(push_endpoint=endpoint),
                 ack_deadline_seconds=ACK_DEADLINE_SECONDS,
                 retry_policy=RetryPolicy(minimum_backoff=shortest, maximum_backoff=longest),
+                dead_letter_policy=DeadLetterPolicy(
+                    dead_letter_topic=DEAD_LETTERS, max_delivery_attempts=MAX_DELIVERY_ATTEMPTS
+                ),
             )
         )
 

@@ -8,8 +8,6 @@ from cli.preflight.finding import Finding, error, fine, guarded, warning
 from shared.config import Settings
 
 if TYPE_CHECKING:
-    import grpc
-    from google.pubsub_v1 import SubscriberClient
     from google.pubsub_v1.types import Subscription
 
 TIMEOUT_SECONDS: Final = 10
@@ -40,7 +38,9 @@ def _looked_at(
         return
 
     def ask() -> Iterator[Finding]:
-        with _subscriber(settings) as client:
+        from shared import pubsub  # noqa: PLC0415 - half a second
+
+        with pubsub.subscriber(settings.pubsub_emulator_host) as client:
             found = client.get_subscription(subscription=path, timeout=TIMEOUT_SECONDS, retry=None)
         faults = list(judge(found, settings))
         for cause in faults:
@@ -67,23 +67,14 @@ def _asked(check: str, ask: Callable[[], Iterator[Finding]]) -> Iterator[Finding
 
 
 def _topic(settings: Settings) -> Iterator[Finding]:
-    from google.pubsub_v1 import PublisherClient  # noqa: PLC0415 - half a second
-    from google.pubsub_v1.services.publisher.transports import (  # noqa: PLC0415
-        PublisherGrpcTransport,
-    )
+    from shared import pubsub  # noqa: PLC0415 - half a second
 
     if not settings.pubsub_topic:
         yield warning(
             "pubsub:topic", "PUBSUB_TOPIC is not set: not looked at.", "Set PUBSUB_TOPIC."
         )
         return
-    channel = _emulator(settings)
-    client = (
-        PublisherClient(transport=PublisherGrpcTransport(channel=channel))
-        if channel
-        else PublisherClient()
-    )
-    with client:
+    with pubsub.publisher(settings.pubsub_emulator_host) as client:
         client.get_topic(topic=settings.pubsub_topic, timeout=TIMEOUT_SECONDS, retry=None)
     yield fine("pubsub:topic", "It is there.")
 
@@ -128,22 +119,3 @@ def _lasting(found: "Subscription", days: int, name: str) -> Faults:
 def _span(duration: Any) -> timedelta:
     """The client hands durations out as Python has them, whatever its types say."""
     return duration or timedelta(0)
-
-
-def _subscriber(settings: Settings) -> "SubscriberClient":
-    from google.pubsub_v1 import SubscriberClient  # noqa: PLC0415 - half a second
-    from google.pubsub_v1.services.subscriber.transports import (  # noqa: PLC0415
-        SubscriberGrpcTransport,
-    )
-
-    channel = _emulator(settings)
-    if channel is None:
-        return SubscriberClient()
-    return SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
-
-
-def _emulator(settings: Settings) -> "grpc.Channel | None":
-    import grpc  # noqa: PLC0415 - with the clients
-
-    host = settings.pubsub_emulator_host
-    return grpc.insecure_channel(host) if host else None
