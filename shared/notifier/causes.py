@@ -85,26 +85,28 @@ with found as (
    order by received_at, id limit 1)
 )"""
 
-# The tail of them all. A cause without a group of its own gets one while there are few.
+# The tail of them all. A cause without a group of its own gets one while there are few. No join of
+# causes with their rows: the planner takes both for few, and ten thousand of each are a minute.
 _COUNTED: Final = """
-, causes as (
-  select kind, dedupe_key, count(*) as members from found group by kind, dedupe_key
-), firing as (
+, firing as materialized (
   select kind, dedupe_key from notifier.alert_groups
   where state = 'firing' group by kind, dedupe_key
+), taken as materialized (
+  select kind, count(*) as places from firing where dedupe_key <> kind || ':other' group by kind
+), sized as (
+  select n.*, f.dedupe_key is not null as is_firing,
+         count(*) over (partition by n.kind, n.dedupe_key) as members
+  from found n left join firing f on f.kind = n.kind and f.dedupe_key = n.dedupe_key
 ), placed as (
-  select c.kind, c.dedupe_key, f.dedupe_key is not null as is_firing,
-         (select count(*) from firing o
-          where o.kind = c.kind and o.dedupe_key <> c.kind || ':other')
-         + row_number() over (partition by c.kind, f.dedupe_key is null
-                              order by c.members desc, c.dedupe_key) as place
-  from causes c left join firing f on f.kind = c.kind and f.dedupe_key = c.dedupe_key
+  select s.*, s.is_firing or coalesce(t.places, 0) + dense_rank() over (
+           partition by s.kind, s.is_firing order by s.members desc, s.dedupe_key)
+         <= %(causes)s as is_apart
+  from sized s left join taken t on t.kind = s.kind
 ), named as (
-  select n.id, n.kind, n.severity, n.seen_at,
-         case when p.is_firing or p.place <= %(causes)s then n.dedupe_key
-              else n.kind || ':other' end as dedupe_key,
-         case when p.is_firing or p.place <= %(causes)s then n.about else '{}' end as about
-  from found n join placed p on p.kind = n.kind and p.dedupe_key = n.dedupe_key
+  select id, kind, severity, seen_at,
+         case when is_apart then dedupe_key else kind || ':other' end as dedupe_key,
+         case when is_apart then about else '{}' end as about
+  from placed
 ), grouped as (
   select kind, dedupe_key, about, severity, count(*) as members, min(seen_at) as first_seen,
          max(seen_at) as last_seen, (array_agg(id order by id desc))[1:5] as sample

@@ -65,7 +65,7 @@ class _Story:
     facts: list[tuple[str, str]] = field(default_factory=list)
     step: str = ""
     commands: list[list[str]] = field(default_factory=list)
-    section: str = ""  # of docs/alerts.md
+    page: str = "docs/alerts.md"
 
 
 def alert(group: Group, *, project: str, held_back: int = 0, per_hour: int = 0) -> Text:
@@ -87,7 +87,7 @@ def alert(group: Group, *, project: str, held_back: int = 0, per_hour: int = 0) 
                 f"{per_hour} an hour. See manage.py notify alerts."
             )
         )
-    parts.append(_links(story.section, project))
+    parts.append(_links(story.page, project))
     return Text(subject=_subject(project, lead, story.title), body="\n\n".join(parts) + "\n")
 
 
@@ -102,7 +102,7 @@ def undelivered(groups: Sequence[Group], *, project: str) -> Text:
         _wrapped(f"{what} could not be delivered to: {channels}. They are tried again."),
         "\n".join(lines),
         _commands([["notify", "list", "--status", "failed"], ["notify", "alerts"]]),
-        _links("", project),
+        _links("docs/notifier.md#alerts", project),
     ]
     subject = _subject(project, "ERROR", f"{what} undelivered: {channels}")
     return Text(subject=subject, body="\n\n".join(parts) + "\n")
@@ -126,7 +126,7 @@ def _story(group: Group) -> _Story:
                 "that time.",
                 step="See what is in the way: mostly a tenant database out of reach.",
                 commands=[*_requests(group), ["privacy", "run"]],
-                section="a-compliance-request-is-overdue",
+                page="docs/alerts.md#a-compliance-request-is-overdue",
             )
         case Kind.REQUEST:
             return _Story(
@@ -134,6 +134,7 @@ def _story(group: Group) -> _Story:
                 means="A customer asks what is held of them. Nobody answers that by itself.",
                 step="Export what is held and hand it to the merchant, in time.",
                 commands=[["privacy", "list", "--open"], *_requests(group, "export")],
+                page="docs/privacy.md#by-hand",
             )
         case Kind.OUTBOX:
             return _Story(
@@ -143,7 +144,7 @@ def _story(group: Group) -> _Story:
                 step="Look for outbox.stuck in the retry function's log: it has the cause. Then "
                 "the function's role, and PUBSUB_TOPIC.",
                 commands=[["failures", "stats"]],
-                section="the-outbox-does-not-empty",
+                page="docs/alerts.md#the-outbox-does-not-empty",
             )
 
 
@@ -164,7 +165,7 @@ def _failed(group: Group) -> _Story:
             ["failures", "list", "--status", "failed", *scope] if scope else ["failures", "stats"],
             *requeue,
         ],
-        section="failed-events-were-given-up",
+        page="docs/alerts.md#failed-events-were-given-up",
     )
 
 
@@ -182,7 +183,7 @@ def _incident(group: Group) -> _Story:
             ["failures", "stats"],
             *([["failures", "list", "--organization", tenant]] if tenant else []),
         ],
-        section="a-tenants-database-is-unavailable",
+        page="docs/alerts.md#a-tenants-database-is-unavailable",
     )
 
 
@@ -196,11 +197,11 @@ def _facts(group: Group, story: _Story) -> str:
         numbers += f", of them {group.since_notified} new"
     pairs = [
         *story.facts,
-        *([("Count", numbers)] if group.kind != Kind.OUTBOX else []),
         ("First", _clock(group.first_seen)),
         ("Last", _clock(group.last_seen)),
-        ("Examples", ", ".join(map(str, group.sample))),
     ]
+    if group.kind in (Kind.FAILED, Kind.OVERDUE, Kind.REQUEST):
+        pairs += [("Count", numbers), ("Examples", ", ".join(map(str, group.sample)))]
     return "\n".join(_field(name, value) for name, value in pairs if value)
 
 
@@ -208,8 +209,8 @@ def _silence(group: Group) -> list[str]:
     return ["notify", "silence", group.dedupe_key, "--for", f"{SILENCED_HOURS}h", "--reason", "WHY"]
 
 
-def _links(section: str, project: str) -> str:
-    lines = [f"See docs/alerts.md{'#' if section else ''}{section}"]
+def _links(page: str, project: str) -> str:
+    lines = [f"See {page}"]
     if project:
         lines.append(f"https://console.cloud.google.com/logs/query?project={project}")
     return "\n".join(lines)
@@ -236,12 +237,23 @@ def _commands(commands: Iterable[Sequence[str]]) -> str:
 
 def _command(words: Sequence[str]) -> str:
     lines, line = [], "  python manage.py"
-    for word in map(shlex.quote, map(_line, words)):
-        if len(line) + len(word) + 3 > WIDTH:
+    for part in _parts(words):
+        if len(line) + len(part) + 3 > WIDTH:
             lines.append(line + " \\")
             line = "     "
-        line += " " + word
+        line += " " + part
     return "\n".join([*lines, line])
+
+
+def _parts(words: Sequence[str]) -> list[str]:
+    """The words as a shell takes them, an option together with its value."""
+    parts: list[str] = []
+    for word in map(shlex.quote, map(_line, words)):
+        if parts and parts[-1].startswith("--") and " " not in parts[-1]:
+            parts[-1] += " " + word
+        else:
+            parts.append(word)
+    return parts
 
 
 def _wrapped(text: str) -> str:
