@@ -1,11 +1,14 @@
 """Cloud Scheduler's tick: the outbox is sent, what is due replayed, what is old taken away."""
 
+import os
+
 import functions_framework
 from flask import Request
 from flask.typing import ResponseReturnValue
 
-from shared import bootstrap, db, log, replay, tick
+from shared import bootstrap, db, log, replay, tick, warmup
 
+warmup.await_network(os.environ)
 parts = bootstrap.Once(bootstrap.core)
 
 

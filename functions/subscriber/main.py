@@ -1,11 +1,14 @@
 """Pub/Sub push: a message becomes rows in its tenant's database. 204 acknowledges, 503 refuses."""
 
+import os
+
 import functions_framework
 from flask import Request
 from flask.typing import ResponseReturnValue
 
-from shared import bootstrap, log, message
+from shared import bootstrap, log, message, warmup
 
+warmup.await_network(os.environ)
 parts = bootstrap.Once(bootstrap.core)
 
 

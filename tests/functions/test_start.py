@@ -107,6 +107,15 @@ def test_importing_a_function_opens_nothing(name: str) -> None:
     assert found["acts"] == tried
 
 
+@pytest.mark.parametrize(("name", "calls"), [("webhook", 0), ("subscriber", 1), ("retry", 1)])
+def test_on_cloud_run_all_but_the_webhook_wait_for_the_way_to_their_database(
+    name: str, calls: int
+) -> None:
+    with Silence() as database:
+        _imported(name, APP_DATABASE_URL=database.url, K_SERVICE="hookledger")
+        assert database.callers() == calls
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_importing_a_function_needs_no_setting(name: str) -> None:
     assert _imported(name)["target"] is True
