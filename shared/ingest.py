@@ -64,6 +64,7 @@ class Ingester:
             ledger=outcome.ledger,
             snapshot=outcome.snapshot,
             milliseconds=log.milliseconds(started),
+            lag_milliseconds=_lag_milliseconds(envelope),
         )
         return True
 
@@ -75,6 +76,12 @@ class Ingester:
             log.error("failure.not_recorded", fault, because_of=type(error).__name__)
             return False
         return True
+
+
+def _lag_milliseconds(envelope: Envelope) -> float:
+    """From our receipt of the event until now, when it is stored; two machines' clocks."""
+    lag = datetime.now(UTC) - envelope.received_at
+    return round(max(lag.total_seconds(), 0) * 1000, 1)
 
 
 @contextmanager

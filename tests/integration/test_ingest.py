@@ -1,6 +1,8 @@
 """A message is acknowledged only if its event is committed in one of the two ledgers."""
 
+import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -98,6 +100,17 @@ def test_the_subscriber_writes_the_audit_row_that_the_webhook_owed(world):
     assert (row["shop_domain"], row["payload"]) == (SHOP, {"id": 1})
     world.app("drop table shopify_shopifyevent")
     assert world.ingester.ingest(sent), "its failure changes nothing else"
+
+
+def test_the_lag_is_counted_from_the_webhooks_receipt(world, capsys):
+    received_at = datetime.now(UTC) - timedelta(hours=1)
+    ours = envelopes.message_attributes(replace(envelope(), received_at=received_at))
+    given = message()
+    for attributes, hours in ((given.attributes | ours, 1), (message().attributes, 0)):
+        assert world.ingester.ingest(replace(given, attributes=attributes))
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        (stored,) = [line for line in lines if line["message"] == "event.stored"]
+        assert stored["lag_milliseconds"] // 3_600_000 == hours
 
 
 # The audit row
