@@ -25,6 +25,7 @@ from shared.subjects import Hasher
 if TYPE_CHECKING:
     from shared.erasure import Erasure
     from shared.export import Export
+    from shared.notifier.digest import Digest
     from shared.notifier.model import Message, Profile, Verdict
     from shared.notifier.processor import Processor
     from shared.publish import Publisher
@@ -141,10 +142,22 @@ class Core:
         return Export(self.application, self.directory, self.privacy)
 
     def processor(self) -> "Processor":
-        """Carries out notifications."""
+        """Carries out notifications, alerts among them."""
         from shared.notifier.processor import Processor  # noqa: PLC0415 - not at a cold start
 
-        return Processor(application_target(self.settings), attempt=_attempt)
+        return Processor(
+            application_target(self.settings), attempt=_attempt, chores=(self.digest(),)
+        )
+
+    def digest(self) -> "Digest":
+        """Turns what operators must know into notifications."""
+        from shared.notifier.digest import Digest  # noqa: PLC0415 - not at a cold start
+
+        return Digest(
+            alert_channel=self.settings.notifier_alert_channel,
+            fallback_channel=self.settings.notifier_fallback_channel,
+            project=self.settings.google_cloud_project,
+        )
 
     def notify(self) -> dict[str, int]:
         """Carries out the notifications that are due; how many attempts ended in which status.

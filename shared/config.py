@@ -137,6 +137,10 @@ class Settings:
     notifier_time_budget_seconds: int = _setting(
         50, "no notification is sent after this long in one run", parse=_whole
     )
+    notifier_alert_channel: str = _setting("ops", "the channel that alerts go to")
+    notifier_fallback_channel: str = _setting(
+        "", "the channel that hears of alerts which could not be delivered"
+    )
     retention_resolved_payload_days: int = _setting(
         30, "days until payload and traceback of a resolved failed event go", parse=_whole
     )
