@@ -48,7 +48,8 @@ select id, topic, event_id, resource_id,
        num_nonnulls(payload, parsed_payload, payload_raw) > 0 as is_full
 from shopify_events
 where id > %(after)s and id <= %(bound)s and shop_domain = %(shop)s
-  and (coalesce(source_updated_at, received_at) <= %(until)s or inserted_at <= %(until)s)
+  and (greatest(coalesce(source_updated_at, received_at), triggered_at) <= %(until)s
+       or inserted_at <= %(until)s)
   and (%(is_all)s or event_id = %(event_id)s or resource_id = any(%(ids)s)
        or lower(payload::text) like any(%(needles)s)
        or lower(parsed_payload::text) like any(%(needles)s))
@@ -60,7 +61,7 @@ select id, topic, event_id, shopify_id as resource_id,
        num_nonnulls(payload, parsed_payload) > 0 as is_full
 from {table} s
 where id > %(after)s and id <= %(bound)s and shop_domain = %(shop)s
-  and (coalesce(source_updated_at, last_seen_at) <= %(until)s
+  and (greatest(coalesce(source_updated_at, last_seen_at), source_triggered_at) <= %(until)s
        or exists (select from shopify_events e
                   where e.organization_id = s.organization_id and e.shop_domain = s.shop_domain
                     and e.event_id = s.event_id and e.inserted_at <= %(until)s))
@@ -210,14 +211,15 @@ class Holdings:
         if self.until is None or row.received_at <= self.until:
             return True
         kept = row.envelope or {}
-        clock = (
-            fields.instant(_body(row.payload) or {}, topics.lookup(row.topic).clock)
-            or row.triggered_at
-            or envelopes.timestamp(kept.get("triggered_at"))
-            or envelopes.timestamp(kept.get("published_at"))
-            or envelopes.timestamp(kept.get("received_at"))
+        clocks = (
+            fields.instant(_body(row.payload) or {}, topics.lookup(row.topic).clock),
+            row.triggered_at or envelopes.timestamp(kept.get("triggered_at")),
         )
-        return clock is not None and clock <= self.until
+        known = [clock for clock in clocks if clock] or [
+            envelopes.timestamp(kept.get("published_at"))
+            or envelopes.timestamp(kept.get("received_at"))
+        ]
+        return all(clock is not None and clock <= self.until for clock in known)
 
     def parameters(self) -> dict[str, Any]:
         """What all pages ask for."""

@@ -200,6 +200,8 @@ class Privacy:
 
     def marks(self, shop_domain: str, event: Event) -> Marks:
         """By what an erasure of the event's subjects would be known."""
+        if not self.hasher.has_key:
+            return Marks(subjects=None, hidden_id=event.resource_id)
         found = subjects.of(shop_domain, event.topic, event.parsed)
         return Marks(
             subjects="{" + ",".join(self.hasher.digests(shop_domain, found)) + "}",

@@ -74,7 +74,10 @@ with input as (
   where e.payload is not null
     and not exists (select from shopify_erasures x
                     where x.subject_hash = any(r.subjects)
-                      and x.erased_at >= coalesce(e.source_updated_at, r.clock))
+                      and x.erased_at >= greatest(coalesce(e.source_updated_at, r.clock),
+                                                  e.triggered_at))
+    and (r.subjects is not null or not exists (select from shopify_erasures x
+                                               where x.shop_domain = e.shop_domain))
 ), newest as (
   select distinct on (shop_domain collate "C", shopify_id collate "C") i.*,
          min(received_at) over resource as first_seen_at,
@@ -271,7 +274,9 @@ class Rebuild:
             "parsed": event.parsed,
             "is_deleted": event.is_deleted,
             "clock": event.source_updated_at.isoformat(),
-            "subjects": self._hasher.digests(row.shop_domain, about),
+            "subjects": self._hasher.digests(row.shop_domain, about)
+            if self._hasher.has_key
+            else None,
         }
 
     def _written(self, table: str, rows: str) -> list[tuple[Any, ...]]:

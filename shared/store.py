@@ -7,7 +7,9 @@ with `is_deleted` in any other place the states do not converge. Text is compare
 is never stored, because clients cannot read it.
 
 An event from before its subject was erased leaves its identity in the event ledger and nothing
-else. Its clock says so; of a known event, the ledger row's, or that the row was emptied.
+else. Its clock and the time when it was triggered say so; of a known event, the ledger row's, or
+that the row was emptied. Without the key that knows who was erased nothing is stored of a shop that
+has erasures.
 """
 
 import json
@@ -22,7 +24,7 @@ from psycopg import sql
 from psycopg.rows import args_row
 
 from shared import db, migrate
-from shared.errors import EventCollisionError
+from shared.errors import ConfigurationError, EventCollisionError
 from shared.model import Envelope, Event, LedgerOutcome, Outcome, SnapshotOutcome
 
 # The source version of a state, of a row called {row}. The one place that says what is newer.
@@ -33,10 +35,14 @@ _VERSION: Final = """(
 # A known event keeps its row; only received_at follows a duplicate, as in the earlier system.
 _LEDGER: Final = """
 with input as materialized (
-  select x.erased_at, coalesce(x.erased_at >= %(source_updated_at)s, false) as is_erased,
+  select x.erased_at,
+         coalesce(x.erased_at >= greatest(%(source_updated_at)s, %(triggered_at)s), false)
+           as is_erased,
          %(payload)s::jsonb as payload, %(parsed)s::jsonb as parsed
   from (select max(erased_at) as erased_at from shopify_erasures
         where subject_hash = any(%(subjects)s::text[])) x
+  where %(subjects)s::text[] is not null
+     or not exists (select from shopify_erasures where shop_domain = %(shop_domain)s)
 ), ledger as (
   insert into shopify_events as e
     (event_id, organization_id, shop_domain, topic, event_type, resource_type, resource_id,
@@ -57,7 +63,9 @@ with input as materialized (
   returning e.topic, e.source_updated_at, e.triggered_at,
             e.xmax = 0 as inserted,
             coalesce(e.payload_sha256, %(sha256)s) <> %(sha256)s as collision,
-            coalesce((select i.erased_at >= coalesce(e.source_updated_at, %(source_updated_at)s)
+            coalesce((select i.erased_at >= greatest(coalesce(e.source_updated_at,
+                                                               %(source_updated_at)s),
+                                                      e.triggered_at)
                              or (i.erased_at is not null and e.payload is null)
                       from input i), false) as is_erased
 )"""
@@ -109,7 +117,7 @@ _CURSOR: Final = "_hookledger_cursor"
 class Marks:
     """By what an erasure of the event's subjects would be known."""
 
-    subjects: str = "{}"  # their hashes, as the literal of an array
+    subjects: str | None = "{}"  # their hashes, as the literal of an array; None without a key
     hidden_id: str | None = None  # in place of `resource_id`, if they were erased
 
 
@@ -171,7 +179,11 @@ def _cursor(connection: psycopg.Connection[Any]) -> psycopg.Cursor[_Row]:
 
 
 def _outcome(row: _Row | None) -> Outcome:
-    assert row is not None, "the ledger's upsert always returns its row"
+    if row is None:
+        raise ConfigurationError(
+            "PRIVACY_HASH_KEY is missing, but erasures are on record for this shop: without it "
+            "nobody can tell what must not come back. See docs/privacy.md."
+        )
     if row.collision:
         raise EventCollisionError(
             "This event id is in the event ledger with another body. Both are kept: this one is "

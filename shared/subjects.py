@@ -157,8 +157,13 @@ class Hasher:
     """Turns subjects into what an erasure is remembered by."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
-        """The first key makes new hashes, all of them find old ones. Without keys nothing is."""
+        """The first key makes new hashes, all of them find old ones."""
         self._keys = [key.encode() for key in keys]
+
+    @property
+    def has_key(self) -> bool:
+        """Whether anybody who was erased can be recognised."""
+        return bool(self._keys)
 
     def digest(self, shop: str, subject: Subject) -> str:
         """The subject's hash, 64 hex digits; raises ConfigurationError without a key."""

@@ -15,6 +15,7 @@ from shared import db, migrate
 from shared.leases import Verdict
 from shared.model import LedgerOutcome, Outcome, SnapshotOutcome
 from shared.rebuild import Rebuild, Scope
+from shared.subjects import Hasher
 from tests.world import NOW, ORGANIZATION, SHOP, World, envelope
 
 HOUR = timedelta(hours=1)
@@ -124,7 +125,55 @@ def test_without_a_key_an_erasure_waits_in_the_failure_ledger(environ, tenant_ur
         assert world.core.pipeline.apply(customer()).ledger is LedgerOutcome.INSERTED
 
 
+def test_without_a_key_nothing_is_stored_of_a_shop_that_has_erasures(world, apply):
+    apply(redact(id=7))
+    world.environ = world.environ | {"PRIVACY_HASH_KEY": ""}
+    world.forget()
+    for sent in (customer(), customer(+1), envelope({"id": 3}, "disputes/create")):
+        world.fail(sent)
+    assert world.retry().failed == 3
+    assert {each["error_type"] for each in world.failed_events()} == {"ConfigurationError"}
+    assert world.tenant(PEOPLE) == []
+    world.app("update subscriber_subscriberfailedevent set next_retry_at = null")
+    world.environ = world.environ | {"PRIVACY_HASH_KEY": "a key of the tests"}
+    world.forget()
+    assert world.retry().resolved == 3
+    assert [row["shopify_id"] for row in world.tenant(PEOPLE)] == ["7"], "the later one"
+
+
+def test_without_a_key_a_rebuild_leaves_shops_that_have_erasures_alone(world, apply):
+    sent = customer()
+    apply(sent)
+    apply(redact(id=7))
+    world.tenant("delete from shopify_customers")
+    with db.connect(db.Target(conninfo=world.tenant_url), migrate.LIMITS) as connection:
+        scope = Scope(organization_id=ORGANIZATION)
+        list(Rebuild(connection, scope, hasher=Hasher()).batches())
+    assert world.tenant(PEOPLE) == []
+
+
 # Suppression
+
+
+@pytest.mark.parametrize(
+    ("topic", "body"),
+    [("disputes/create", {"id": 5}), ("products/update", {"id": 5})],
+    ids=["ledger only", "with a snapshot"],
+)
+def test_after_a_reinstall_an_event_with_an_old_clock_is_stored_and_stays(
+    world, apply, topic, body
+):
+    """What it is about had changed before the erasure; what happened to it came after."""
+    apply(shop_redact())
+    old = (NOW - HOUR).isoformat()
+    sent = envelope(body | {"updated_at": old, "initiated_at": old}, topic)
+    sent = replace(sent, triggered_at=NOW + HOUR)
+    assert apply(sent).ledger is LedgerOutcome.INSERTED
+    world.core.erasure().run(budget_seconds=60)
+    assert apply(sent).ledger is LedgerOutcome.DUPLICATE
+    assert ledger(world, sent.event_id)["payload"] == json.loads(sent.payload)
+    before = replace(sent, event_id="before", triggered_at=NOW - HOUR)
+    assert apply(before) == SUPPRESSED
 
 
 def test_an_event_from_before_leaves_its_identity_and_nothing_else(world, apply):
