@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli import context, render
-from cli.preflight import application, pubsub, routes, settings, tenants
+from cli.preflight import application, notifier, pubsub, routes, settings, tenants
 from cli.preflight.finding import Finding, Severity, guarded, warning
 from shared import bootstrap
 from shared.errors import ConfigurationError
@@ -74,6 +74,7 @@ def _with_settings(core: bootstrap.Core, report: Report, organization: str, limi
     report.findings += guarded("application", lambda: application.look(core))
     if report.is_well:
         report.findings += guarded("events", lambda: _numbers(core, report))
+        report.findings += notifier.look(core)
         report.findings += guarded("routes", lambda: routes.look(core))
         report.findings += guarded("tenants", lambda: _tenants(core, report, organization, limit))
     report.findings += guarded("pubsub", lambda: pubsub.look(core.settings))

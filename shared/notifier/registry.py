@@ -62,10 +62,39 @@ left join pgrelay.registry r on r.component = %(component)s"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unservable:
-    """Why nothing can be sent. `code` is stable, `text` says cause and remedy."""
+    """Why nothing can be sent. `code` is stable."""
 
     code: str
-    text: str
+    cause: str
+    remedy: str
+
+    @property
+    def text(self) -> str:
+        """Cause and remedy."""
+        return f"{self.cause} {self.remedy}"
+
+
+ABSENT: Final = Unservable(
+    code="notifier_absent",
+    cause="The notifier is not installed.",
+    remedy="Run manage.py notifier install.",
+)
+_NO_SCHEMA: Final = Unservable(
+    code="notifier_schema",
+    cause="Tables of the schema notifier are missing.",
+    remedy="If all of it is gone, run manage.py notifier install; otherwise restore them.",
+)
+_NO_FUNCTIONS: Final = Unservable(
+    code="notifier_functions",
+    cause="notifier.notify or notifier.set_status is missing.",
+    remedy="Restore it, or uninstall the notifier and install it again.",
+)
+_NO_GRANTS: Final = Unservable(
+    code="notifier_grants",
+    cause="This role may not use the schema notifier.",
+    remedy="Grant it usage on the schema; select, insert and update on its tables; execute on its "
+    "functions.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,36 +114,19 @@ class Snapshot:
         """What is in the way; None where everything is as it should be."""
         oldest, newest = SUPPORTED
         if self.interface_version is None or self.is_uninstalled:
-            return Unservable(
-                code="notifier_absent",
-                text="The notifier is not installed: run manage.py notifier install.",
-            )
+            return ABSENT
         if not oldest <= self.interface_version <= newest:
             return Unservable(
                 code="notifier_version",
-                text=f"The notifier has interface version {self.interface_version} (release "
-                f"{self.package_version}), and this processor supports {oldest} to {newest}: "
-                "bring the older of the two up to date.",
+                cause=f"The notifier has interface version {self.interface_version} (release "
+                f"{self.package_version}), and this release supports {oldest} to {newest}.",
+                remedy="Bring the older of the two up to date.",
             )
         if not self.has_schema:
-            return Unservable(
-                code="notifier_schema",
-                text="Tables of the schema notifier are missing: run manage.py notifier install "
-                "where the whole schema is gone, or restore them.",
-            )
+            return _NO_SCHEMA
         if not self.has_functions:
-            return Unservable(
-                code="notifier_functions",
-                text="notifier.notify or notifier.set_status is missing: restore it, or uninstall "
-                "the notifier and install it again.",
-            )
-        if not self.is_granted:
-            return Unservable(
-                code="notifier_grants",
-                text="This role may not use the schema notifier: grant usage on it, select, insert "
-                "and update on its tables, execute on its functions.",
-            )
-        return None
+            return _NO_FUNCTIONS
+        return None if self.is_granted else _NO_GRANTS
 
 
 def read(connection: psycopg.Connection[Any]) -> Snapshot | None:
