@@ -33,8 +33,8 @@ test-slow: install  ## Loads and long runs
 chaos: install  ## Loads the whole stack while all around it breaks, for minutes, then balances the books
 	@$(PY) -m tests.chaos $(ARGS)
 
-bench: install  ## How fast an event, and a claim and its verdict, are against others
-	@$(PY) -m bench pipeline $(ARGS); first=$$?; $(PY) -m bench claims $(ARGS) && exit $$first
+bench: install  ## How fast an event, a claim and its verdict, and a cold start are against others
+	@failed=0; for name in pipeline claims starts; do $(PY) -m bench $$name $(ARGS) || failed=1; done; exit $$failed
 
 lint: install  ## Style, types and layers
 	@$(PY) -m ruff check .

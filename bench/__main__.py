@@ -2,11 +2,12 @@
 
 import typer
 
-from bench import claims, pipeline
+from bench import claims, pipeline, starts
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command("pipeline")(pipeline.pipeline)
 app.command("claims")(claims.claims)
+app.command("starts")(starts.starts)
 
 
 @app.callback()

@@ -10,14 +10,21 @@ from typing import Any
 import psycopg
 
 
-def describe(connection: psycopg.Connection[Any]) -> dict[str, str]:
-    """Processor, memory, system, load, and the versions that matter."""
+def host() -> dict[str, str]:
+    """Processor, memory, system, load, and the version of Python."""
     return {
         "processor": f"{_processor()}, {os.cpu_count()} virtual cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "system": platform.platform(terse=True),
         "load": f"{os.getloadavg()[0]:.1f} when it began",
         "python": platform.python_version(),
+    }
+
+
+def describe(connection: psycopg.Connection[Any]) -> dict[str, str]:
+    """The host, and the versions that matter."""
+    return {
+        **host(),
         "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
         "postgresql": ".".join(str(part) for part in divmod(connection.info.server_version, 10000)),
         **{name: _setting(connection, name) for name in ("fsync", "synchronous_commit")},
