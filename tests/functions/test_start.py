@@ -129,6 +129,13 @@ def test_importing_a_function_brings_no_google_client(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
+def test_importing_a_function_brings_no_part_of_the_notifier(name: str) -> None:
+    modules = _imported(name)["modules"]
+    assert isinstance(modules, list)
+    assert [name for name in modules if name.startswith(("shared.notifier", "smtplib"))] == []
+
+
+@pytest.mark.parametrize("name", TARGETS)
 def test_importing_a_function_brings_nothing_that_is_not_deployed(name: str) -> None:
     modules = _imported(name)["modules"]
     assert isinstance(modules, list)
