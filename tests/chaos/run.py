@@ -130,7 +130,7 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
         closing.enter_context(stack)
         names = {f"shop-{n}.myshopify.com": f"tenant_{n}" for n in range(tenants)}
         urls = {name: server.create_database(name) for name in names.values()}
-        proxies = {name: closing.enter_context(Proxy(stack.tenant_database.port)) for name in urls}
+        proxies = {name: closing.enter_context(Proxy(server.port)) for name in urls}
         for shop, name in names.items():
             _connect(stack, shop, name, urls[name], proxies[name].port)
         place = Place(
