@@ -118,13 +118,16 @@ class Processor:
             run = _Run(threads=threads, bell=bell, ends=ends)
             try:
                 while (seconds := self._turned(run)) is not None:
-                    bell.sleep(seconds, self._connection)
+                    # A notice that nobody reads would end every sleep at once.
+                    bell.sleep(seconds, self._connection if self._has_hands(run) else None)
             finally:
                 self._disconnect()
         return {status.value: run.counts[status] for status in Status}
 
     def _turned(self, run: _Run) -> float | None:
         """One turn; how long to sleep until the next, or None: the run is over."""
+        if self._is_over(run) and not run.at_work:
+            return None
         try:
             connection = self._connected()
             self._settle(run, connection)
@@ -145,7 +148,7 @@ class Processor:
             run.ends = min(run.ends, self._clock())
             if not run.at_work or run.faults >= len(RECONNECT_SECONDS):
                 raise error
-        elif self._stopping.is_set() and (not run.at_work or run.faults > len(RECONNECT_SECONDS)):
+        elif self._stopping.is_set() and run.faults > len(RECONNECT_SECONDS):
             raise error
         log.error("notifier.unavailable", error)
         return RECONNECT_SECONDS[min(run.faults, len(RECONNECT_SECONDS)) - 1]
@@ -154,7 +157,7 @@ class Processor:
         """Starts what is due, as far as there are hands. Otherwise as `_turned`."""
         queue = Queue(connection, processor=self._name)
         wait: float | None = POLL_SECONDS
-        while not self._is_over(run) and len(run.at_work) < WORKERS:
+        while self._has_hands(run):
             if self._snapshot is None:  # not even a relay: nothing can be queued
                 return POLL_SECONDS if run.ends is None else None
             self._do_chores(run, connection)
@@ -169,15 +172,22 @@ class Processor:
         return self._patience(run, wait)
 
     def _patience(self, run: _Run, wait: float | None) -> float | None:
+        """How long to sleep, when the next event is due in `wait` seconds; None: the run is over.
+
+        What is due already and could not be claimed waits for a profile that is at work, and its
+        verdict wakes us; or it is in another's hands.
+        """
         if run.at_work:
-            return POLL_SECONDS if wait is None else _between(wait)
+            return POLL_SECONDS if wait is None or wait <= 0 else min(wait, POLL_SECONDS)
         if self._is_over(run):
             return None
-        if run.ends is None:
-            return POLL_SECONDS if wait is None else _between(wait)
-        if wait is None or self._clock() + wait > run.ends:
+        if run.ends is not None and (wait is None or self._clock() + wait > run.ends):
             return None
-        return _between(wait)
+        return POLL_SECONDS if wait is None else min(max(wait, PAUSE_SECONDS), POLL_SECONDS)
+
+    def _has_hands(self, run: _Run) -> bool:
+        """Whether another attempt may start."""
+        return len(run.at_work) < WORKERS and not self._is_over(run)
 
     def _is_over(self, run: _Run) -> bool:
         return self._stopping.is_set() or (run.ends is not None and self._clock() >= run.ends)
@@ -339,7 +349,3 @@ def _tell(run: _Run, claim: Claim, ended: NoAttempt, outcome: Outcome | None = N
             log.error("notification.failed", **fields, text=redact.scrub(ended.text))
         case _:
             log.warning("notification.passed_over", **fields)
-
-
-def _between(seconds: float) -> float:
-    return min(max(seconds, PAUSE_SECONDS), POLL_SECONDS)

@@ -3,13 +3,16 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from shared import db
 from shared.notifier import processor
+from shared.notifier.bell import Bell
+from shared.notifier.model import Message, Verdict
 from shared.notifier.processor import Processor
-from tests.functions.rig import eventually
+from tests.functions.rig import NOBODY, eventually
 from tests.notifier.relay import BUSY, SENT, Relay, Sender
 
 FOR_EVER = 3600.0
@@ -102,3 +105,38 @@ def test_chores_are_done_before_the_queue_and_their_faults_do_not_stop_it(relay:
 
     working = relay.processor(Sender(), chores=(breaks, tells))
     assert working.run_once(budget_seconds=5)["sent"] == 1
+
+
+def test_with_all_hands_busy_a_notice_does_not_keep_it_awake(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "WORKERS", 1)
+    relay.channel()
+    relay.notify()
+    deaf = threading.Event()
+    sleep = Bell.sleep
+
+    def watched(bell: Bell, seconds: float, connection: Any) -> None:
+        if connection is None:
+            deaf.set()
+        sleep(bell, seconds, connection)
+
+    def waits(message: Message) -> Verdict:
+        return SENT if deaf.wait(30) else BUSY
+
+    monkeypatch.setattr(Bell, "sleep", watched)
+    assert relay.run(Sender(waits), budget_seconds=60)["sent"] == 1
+
+
+def test_told_to_stop_while_the_database_is_away_it_comes_to_a_clean_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    host, port = NOBODY.split(":")
+    working = Processor(db.Target(conninfo=f"host={host} port={port}"), attempt=Sender())
+    ended: list[dict[str, int]] = []
+    thread = threading.Thread(target=lambda: ended.append(working.run()))
+    thread.start()
+    eventually(lambda: "notifier.unavailable" in capsys.readouterr().out)
+    working.stop()
+    thread.join(60)
+    assert set(ended[0].values()) == {0}
