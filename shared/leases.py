@@ -25,7 +25,9 @@ update subscriber_retrystate set last_run_started_at = now(), heartbeat_at = now
 returning now()"""
 
 _RUN_FINISHED: Final = """
-update subscriber_retrystate set last_run_finished_at = now(), heartbeat_at = now() returning id"""
+update subscriber_retrystate set last_run_finished_at = now(), heartbeat_at = now()
+returning (select count(*) from subscriber_tenantincident
+           where ended_at is null and kind = 'unavailable')"""
 
 # Once its canary is out, a tenant waits for the verdict, or for the canary's lease to end.
 _TAKEN: Final = """, probed as (
@@ -312,9 +314,9 @@ class Leases:
         """Notes that a retry run starts, and when, by the database's clock."""
         return self._application.fetch(scalar_row, _RUN_STARTED)[0]
 
-    def run_finished(self) -> None:
-        """Notes that a retry run came to its end."""
-        self._application.fetch(scalar_row, _RUN_FINISHED)
+    def run_finished(self) -> int:
+        """Notes that a retry run came to its end; how many tenants are unavailable then."""
+        return self._application.fetch(scalar_row, _RUN_FINISHED)[0]
 
     def claim(
         self, token: UUID, limit: int, only_id: int | None = None, *, busy: Sequence[str] = ()

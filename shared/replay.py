@@ -120,8 +120,8 @@ class Replayer:
         self._reap()
         self._probe_tenants_without_canary(started_at)
         self._drain(request, report, started_at, deadline)
-        self._leases.run_finished()
-        log.info("replay.finished", **report.as_json())
+        incidents_open = self._leases.run_finished()
+        log.info("replay.finished", **report.as_json(), incidents_open=incidents_open)
         return report
 
     def _drain(

@@ -1,5 +1,6 @@
 """Incidents: an outage costs its tenant one canary at a time, and the others nothing."""
 
+import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -42,6 +43,19 @@ def test_a_connection_failure_opens_one_incident_and_charges_one_row(down):
     assert charged(down) == [1, 0, 0, 0]
     first = down.failed_events()[0]
     assert first["last_attempted_at"] == incident["started_at"], "the start of the run"
+
+
+def test_the_end_of_a_run_says_how_many_tenants_are_unavailable(down, capsys):
+    def said() -> list[int]:
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return [line["incidents_open"] for line in lines if line["message"] == "replay.finished"]
+
+    down.retry()
+    assert said() == [1]
+    down.heal_tenant()
+    down.make_probe_due()
+    down.retry()
+    assert said() == [0]
 
 
 def test_a_parked_tenants_rows_are_left_alone(down):
