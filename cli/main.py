@@ -17,6 +17,7 @@ from cli import (
     notifier,
     pauses,
     privacy,
+    scheduler,
     schema,
     shops,
     snapshots,
@@ -34,7 +35,7 @@ app = typer.Typer(
 )
 for module in (
     *(local, schema, shops, disconnect, failures, events, pauses, snapshots),
-    *(privacy, credentials, notifier, subscriber, deadletters, preflight),
+    *(privacy, credentials, notifier, subscriber, deadletters, scheduler, preflight),
 ):
     module.register(app)
 
