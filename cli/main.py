@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from cli import (
+    channels,
     credentials,
     deadletters,
     disconnect,
@@ -15,6 +16,7 @@ from cli import (
     failures,
     local,
     notifier,
+    notify,
     pauses,
     privacy,
     scheduler,
@@ -23,6 +25,7 @@ from cli import (
     snapshots,
     subscriber,
 )
+from cli.console import command as console
 from cli.preflight import command as preflight
 from shared import log, redact
 from shared.errors import HookledgerError
@@ -35,7 +38,8 @@ app = typer.Typer(
 )
 for module in (
     *(local, schema, shops, disconnect, failures, events, pauses, snapshots),
-    *(privacy, credentials, notifier, subscriber, deadletters, scheduler, preflight),
+    *(channels, notify),
+    *(privacy, credentials, notifier, subscriber, deadletters, scheduler, preflight, console),
 ):
     module.register(app)
 

@@ -1,0 +1,1 @@
+"""The operator's page: a web server on this machine, for whoever started it."""
