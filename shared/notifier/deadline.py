@@ -87,7 +87,7 @@ class Deadline:
         """
         lookup = partial(self._lookup, host, port, type=socket.SOCK_STREAM)
         addresses = self.call(lookup)
-        failure = OSError("the name has no address")
+        failure: Exception = OSError("the name has no address")
         for tried, (family, kind, protocol, _, address) in enumerate(addresses):
             sock = socket.socket(family, kind, protocol)
             self.attach(sock)
@@ -95,9 +95,9 @@ class Deadline:
                 sock.settimeout(self.remaining() / (len(addresses) - tried))
                 sock.connect(address)
                 sock.settimeout(self.remaining())
-            except OSError as error:
+            except (OSError, AttemptTimeout) as error:
                 sock.close()
-                self.check()
+                self.remaining()
                 failure = error
             else:
                 return sock

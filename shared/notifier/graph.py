@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -98,7 +98,9 @@ class Graph:
     def prepare(self, message: Message, secrets: Secrets) -> Callable[[Deadline], Verdict]:
         """What sends `message`; raises MalformedMessageError and MalformedProfileError."""
         context = settings.tls_context(self.ca_file)
-        letter = mail.build(message, sender=self.sender, sender_name=self.sender_name)
+        # It goes to whoever the headers name.
+        left = replace(message, recipients=message.pending)
+        letter = mail.build(left, sender=self.sender, sender_name=self.sender_name)
         body = base64.b64encode(letter.wire)
         if len(body) > REQUEST_BYTES:
             raise mail.MalformedMessageError("The mail is larger than Graph takes.")

@@ -102,12 +102,17 @@ def address(value: str) -> str:
         host = host_name(domain) if at else ""
     except ValueError:
         host = ""
-    is_local = _LOCAL_PART.fullmatch(local) and len(local.encode()) <= LOCAL_BYTES
-    if not is_local or not host or host[-1].isdigit() or len(host) + len(local) > ADDRESS_BYTES:
+    is_name = host and ":" not in host and not host.replace(".", "").isdigit()
+    if not is_name or not _LOCAL_PART.fullmatch(local) or _is_long(local, host):
         raise MalformedMessageError(
             "An address of the channel is none: one is like ops@example.com."
         )
     return f"{local}@{host}"
+
+
+def _is_long(local: str, host: str) -> bool:
+    size = len(local.encode())
+    return size > LOCAL_BYTES or size + 1 + len(host) > ADDRESS_BYTES
 
 
 def _header_address(value: str, name: str = "") -> Address:

@@ -194,7 +194,7 @@ class Smtp(Server):
 
     def __init__(
         self,
-        replies: Mapping[str, Reply] | None = None,
+        replies: Mapping[str, Reply | list[Reply]] | None = None,
         *,
         extensions: tuple[str, ...] = (),
         tls: ssl.SSLContext | None = None,
@@ -212,7 +212,7 @@ class Smtp(Server):
         return [line.split(" ")[0].upper() for line in self.lines]
 
     def talk(self, peer: Peer) -> None:
-        peer.say(self._replies.get("GREETING", "220 ready"))
+        peer.say(self._reply("GREETING", "220 ready"))
         envelope = _Envelope()
         while line := peer.reader.readline():
             text = line.decode().strip()
@@ -221,13 +221,20 @@ class Smtp(Server):
             if not self._answer(peer, command, text, envelope):
                 return
 
+    def _reply(self, command: str, otherwise: Reply) -> Reply:
+        """Of several, one after the other, and the last one again and again."""
+        told = self._replies.get(command, otherwise)
+        if isinstance(told, list):
+            return told[0] if len(told) == 1 else told.pop(0)
+        return told
+
     def _answer(self, peer: Peer, command: str, text: str, envelope: _Envelope) -> bool:
         match command:
             case "EHLO":
                 lines = ["250-fine", *(f"250-{name}" for name in self._extensions), "250 HELP"]
-                peer.say(self._replies.get("EHLO", "\r\n".join(lines)))
+                peer.say(self._reply("EHLO", "\r\n".join(lines)))
             case "STARTTLS":
-                reply = self._replies.get("STARTTLS", "220 go on")
+                reply = self._reply("STARTTLS", "220 go on")
                 peer.say(reply)
                 if self._tls and reply == "220 go on":
                     peer.secure(self._tls)
@@ -235,16 +242,16 @@ class Smtp(Server):
                 self._log_in(peer, text)
             case "MAIL":
                 envelope.sender, envelope.recipients = _address(text), []
-                peer.say(self._replies.get("MAIL", "250 ok"))
+                peer.say(self._reply("MAIL", "250 ok"))
             case "RCPT":
                 self._offer(peer, _address(text), envelope)
             case "DATA":
                 self._take(peer, envelope)
             case "QUIT":
-                peer.say(self._replies.get("QUIT", "221 bye"))
+                peer.say(self._reply("QUIT", "221 bye"))
                 return False
             case _:
-                peer.say(self._replies.get(command, "502 unknown"))
+                peer.say(self._reply(command, "502 unknown"))
         return True
 
     def _log_in(self, peer: Peer, text: str) -> None:
@@ -252,16 +259,16 @@ class Smtp(Server):
             for _ in range(2):
                 peer.say("334 go on")
                 self.lines.append(peer.reader.readline().decode().strip())
-        peer.say(self._replies.get("AUTH", "235 welcome"))
+        peer.say(self._reply("AUTH", "235 welcome"))
 
     def _offer(self, peer: Peer, address: str, envelope: _Envelope) -> None:
-        reply = self._replies.get(f"RCPT:{address}", self._replies.get("RCPT", "250 ok"))
+        reply = self._reply(f"RCPT:{address}", self._reply("RCPT", "250 ok"))
         if isinstance(reply, str) and reply.startswith("25"):
             envelope.recipients.append(address)
         peer.say(reply)
 
     def _take(self, peer: Peer, envelope: _Envelope) -> None:
-        reply = self._replies.get("DATA", "354 go on")
+        reply = self._reply("DATA", "354 go on")
         peer.say(reply)
         if not (isinstance(reply, str) and reply.startswith("354")):
             return
@@ -276,7 +283,7 @@ class Smtp(Server):
             data=b"".join(lines),
         )
         self.mails.append(taken)
-        peer.say(self._replies.get("END", "250 taken"))
+        peer.say(self._reply("END", "250 taken"))
 
 
 def _address(text: str) -> str:

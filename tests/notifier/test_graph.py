@@ -88,6 +88,13 @@ def test_a_mail_is_taken(authority: post.Authority) -> None:
     assert mail["message-id"].startswith("<42.")
 
 
+def test_only_those_who_are_pending_are_named(authority: post.Authority) -> None:
+    with Microsoft(authority) as server:
+        post.attempt(server.profile, post.to("ada", "bob", pending=("bob@example.com",)))
+    wire = base64.b64decode(server.asked(SEND)[0].body)
+    assert email.message_from_bytes(wire)["to"] == "bob@example.com"
+
+
 @pytest.mark.parametrize(
     ("reply", "result", "code"),
     [

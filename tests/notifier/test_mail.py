@@ -123,6 +123,7 @@ def test_what_is_no_address_is_refused(value: str) -> None:
 
 def test_a_domain_of_any_script_is_sent_as_dns_takes_it() -> None:
     assert mail.address("ada@Bücher.example") == "ada@xn--bcher-kva.example"
+    assert mail.address("ops@host1") == "ops@host1"
 
 
 def test_two_databases_never_give_two_messages_one_name() -> None:
