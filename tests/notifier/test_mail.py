@@ -83,7 +83,7 @@ def test_what_was_written_is_what_arrives(
     assert arrived.removesuffix("\n") == text.removesuffix("\n")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(subject=anything, body=anything, who=anything, key=st.none() | anything)
 def test_no_text_makes_another_header_or_an_error_of_another_kind(
     subject: str, body: str, who: str, key: str | None
