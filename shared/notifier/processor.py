@@ -24,7 +24,7 @@ from shared.notifier import registry
 from shared.notifier.bell import Bell
 from shared.notifier.model import Message, Profile, Result, Status, Verdict
 from shared.notifier.outcome import Outcome, conclude
-from shared.notifier.queue import GONE, STALE, Claim, Job, NoAttempt, Queue
+from shared.notifier.queue import GONE, STALE, Answer, Claim, Job, Queue
 
 WORKERS: Final = 4
 POLL_SECONDS: Final = 1.0  # the longest sleep; a notice from the database ends it sooner
@@ -200,12 +200,12 @@ class Processor:
                     self._conclude(run, queue, job, _LOST)
                 case Job() as job:
                     self._send(run, job)
-                case NoAttempt() as answer:
+                case Answer() as answer:
                     _tell(run, claim, answer)
         except psycopg.Error as error:
             _leave(queue, claim, error)
 
-    def _started(self, queue: Queue, claim: Claim) -> Job | NoAttempt:
+    def _started(self, queue: Queue, claim: Claim) -> Job | Answer:
         """The event is withheld, and the registry read once more, before it is given up."""
         if self._snapshot and self._snapshot.fault is None:
             with contextlib.suppress(*registry.CHANGED):
@@ -214,9 +214,7 @@ class Processor:
         if fault is None:
             return queue.start(claim)
         is_held = queue.answer(claim, Status.FAILED, fault.code, fault.text)
-        return (
-            NoAttempt(outcome=Status.FAILED, code=fault.code, text=fault.text) if is_held else GONE
-        )
+        return Answer(outcome=Status.FAILED, code=fault.code, text=fault.text) if is_held else GONE
 
     def _confirmed(self, queue: Queue, claim: Claim) -> registry.Unservable | None:
         """What is in the way by fresh data. If there are none, the event is left untouched."""
@@ -250,7 +248,7 @@ class Processor:
         outcome = conclude(
             verdict, attempt=job.claim.attempt, max_retries=job.max_retries, states=job.states
         )
-        ended = NoAttempt(
+        ended = Answer(
             outcome=outcome.status,
             code=verdict.code,
             text=verdict.text,
@@ -328,7 +326,7 @@ def _leave(queue: Queue, claim: Claim, error: psycopg.Error) -> None:
     log.error("notifier.event_left", error, notification=claim.notification_id)
 
 
-def _tell(run: _Run, claim: Claim, ended: NoAttempt, outcome: Outcome | None = None) -> None:
+def _tell(run: _Run, claim: Claim, ended: Answer, outcome: Outcome | None = None) -> None:
     run.counts[ended.outcome] += 1
     fields = {
         "notification": claim.notification_id,

@@ -179,11 +179,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoAttempt:
-    """Nothing is sent, and the event has its answer: `failed`, `expired`, `invalid` or `stale`.
-
-    `gone`: the lease was lost, and whatever it is was another's to say.
-    """
+class Answer:
+    """What became of an event: a status, `stale`, or `gone`: the lease was lost, ask the other."""
 
     outcome: str
     code: str
@@ -191,23 +188,23 @@ class NoAttempt:
     channel: str = ""
 
 
-GONE: Final = NoAttempt(outcome="gone", code="lease_lost", text="The lease went to another.")
-STALE: Final = NoAttempt(
+GONE: Final = Answer(outcome="gone", code="lease_lost", text="The lease went to another.")
+STALE: Final = Answer(
     outcome="stale", code="stale", text="The notification has moved on: this is not its attempt."
 )
-_NO_ATTEMPTS: Final = {
-    "unknown": NoAttempt(
+_ANSWERS: Final = {
+    "unknown": Answer(
         outcome="failed",
         code="notification_unknown",
         text="There is no notification with this id.",
     ),
     "stale": STALE,
-    "invalid": NoAttempt(
+    "invalid": Answer(
         outcome="invalid",
         code="channel_unusable",
         text="The channel is missing or disabled: see manage.py channels list.",
     ),
-    "expired": NoAttempt(
+    "expired": Answer(
         outcome="expired", code="expired", text="Its time was over before an attempt could start."
     ),
 }
@@ -276,7 +273,7 @@ class Queue:
         """Gives back an event that was not started, untouched."""
         self.connection.execute(_RELEASE, {"id": claim.id, "token": claim.token})
 
-    def start(self, claim: Claim) -> Job | NoAttempt:
+    def start(self, claim: Claim) -> Job | Answer:
         """Opens the attempt, or answers why there is none. It is committed when this returns."""
         parameters = {
             "id": claim.id,
@@ -290,7 +287,7 @@ class Queue:
             return GONE
         if found[0].step in ("start", "lost"):
             return _job(claim, found[0])
-        return self._refused(claim, _NO_ATTEMPTS[found[0].step], found[0].channel)
+        return self._refused(claim, _ANSWERS[found[0].step], found[0].channel)
 
     def conclude(self, job: Job, verdict: Verdict, outcome: Outcome) -> bool | None:
         """Records what became of an attempt, and the next one.
@@ -319,7 +316,7 @@ class Queue:
         parameters |= {"code": code, "text": stored(text)}
         return self.connection.execute(_ANSWER, parameters).fetchone() is not None
 
-    def _refused(self, claim: Claim, answer: NoAttempt, channel: str) -> NoAttempt:
+    def _refused(self, claim: Claim, answer: Answer, channel: str) -> Answer:
         if answer.outcome in ("invalid", "expired"):
             nothing: dict[str, Any] = dict.fromkeys(("class", "partial", "reply"))
             nothing |= {"recipients": [], "states": [], "codes": [], "delay": 0, "ambiguous": False}
