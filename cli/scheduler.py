@@ -98,7 +98,7 @@ def run(*, as_json: AsJson = False) -> None:
 
 def _asked(ask: "Callable[[CloudSchedulerClient, str], Job]") -> Described:
     with _opened() as (client, name):
-        return _described(ask(client, name))
+        return described(ask(client, name))
 
 
 @contextmanager
@@ -120,7 +120,9 @@ def connected() -> "CloudSchedulerClient":
     return CloudSchedulerClient()
 
 
-def _described(job: "Job") -> Described:
+def described(job: "Job") -> Described:
+    """The job, but for what nobody looks at."""
+    """The job, but for what nobody looks at."""
     # The client hands times out as Python has them, or as None, whatever its types say.
     next_at: Any = job.schedule_time
     last_at: Any = job.last_attempt_time

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli import context, render
-from cli.preflight import application, notifier, pubsub, routes, settings, tenants
+from cli.preflight import application, notifier, pubsub, routes, scheduler, settings, tenants
 from cli.preflight.finding import Finding, Severity, guarded, warning
 from shared import bootstrap
 from shared.errors import ConfigurationError
@@ -53,7 +53,7 @@ def preflight(
     strict: Annotated[bool, typer.Option(help="Exit 1 for warnings as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Check settings, schemas, grants, tenants, Pub/Sub; say what is wrong and what to do.
+    """Check settings, schemas, tenants, Pub/Sub, scheduler; say what is wrong and what to do.
 
     Changes nothing. Exits 1 if anything is an error.
 
@@ -78,6 +78,8 @@ def _with_settings(core: bootstrap.Core, report: Report, organization: str, limi
         report.findings += guarded("routes", lambda: routes.look(core))
         report.findings += guarded("tenants", lambda: _tenants(core, report, organization, limit))
     report.findings += guarded("pubsub", lambda: pubsub.look(core.settings))
+    report.findings += scheduler.look(core.settings)
+    report.findings += scheduler.look(core.settings)
 
 
 def _numbers(core: bootstrap.Core, report: Report) -> Iterator[Finding]:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from cli.preflight.finding import Finding, error, fine, guarded, warning
+from cli.preflight import google
+from cli.preflight.finding import Finding, fine, guarded, warning
 from shared.config import Settings
 
 if TYPE_CHECKING:
@@ -17,12 +18,12 @@ BACKOFF_MIN: Final = timedelta(seconds=60)
 Faults = Iterator[str]
 
 _SET_IT: Final = "Set it as terraform/pubsub.tf does: terraform apply."
-_LOGIN: Final = "Log in as somebody with roles/pubsub.viewer: gcloud auth application-default login"
+_TOPIC: Final = "pubsub:topic"
 
 
 def look(settings: Settings) -> Iterator[Finding]:
     """What the settings name; the rest is not looked at, and that is said."""
-    yield from guarded("pubsub:topic", lambda: _asked("pubsub:topic", lambda: _topic(settings)))
+    yield from guarded(_TOPIC, lambda: google.answered(_TOPIC, lambda: _topic(settings), _SET_IT))
     yield from _looked_at("PUBSUB_SUBSCRIPTION", "pubsub:subscription", settings, _delivering)
     yield from _looked_at(
         "PUBSUB_DEAD_LETTER_SUBSCRIPTION", "pubsub:dead_letters", settings, _waiting
@@ -48,35 +49,18 @@ def _looked_at(
         if not faults:
             yield fine(check, "It is there, and set as it should be.")
 
-    yield from guarded(check, lambda: _asked(check, ask))
-
-
-def _asked(check: str, ask: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """What Google said, or why it would not say it."""
-    from google.api_core import exceptions as google  # noqa: PLC0415 - for this command only
-    from google.auth.exceptions import DefaultCredentialsError  # noqa: PLC0415
-
-    try:
-        yield from ask()
-    except google.NotFound:
-        yield error(check, "It does not exist.", _SET_IT)
-    except (google.Forbidden, google.Unauthorized, DefaultCredentialsError) as fault:
-        yield warning(check, f"You may not look at it: {type(fault).__name__}.", _LOGIN)
-    except google.GoogleAPICallError as fault:
-        yield warning(check, f"No answer: {type(fault).__name__}.", "Try again later.")
+    yield from guarded(check, lambda: google.answered(check, ask, _SET_IT))
 
 
 def _topic(settings: Settings) -> Iterator[Finding]:
     from shared import pubsub  # noqa: PLC0415 - half a second
 
     if not settings.pubsub_topic:
-        yield warning(
-            "pubsub:topic", "PUBSUB_TOPIC is not set: not looked at.", "Set PUBSUB_TOPIC."
-        )
+        yield warning(_TOPIC, "PUBSUB_TOPIC is not set: not looked at.", "Set PUBSUB_TOPIC.")
         return
     with pubsub.publisher(settings.pubsub_emulator_host) as client:
         client.get_topic(topic=settings.pubsub_topic, timeout=TIMEOUT_SECONDS, retry=None)
-    yield fine("pubsub:topic", "It is there.")
+    yield fine(_TOPIC, "It is there.")
 
 
 def _delivering(found: "Subscription", settings: Settings) -> Faults:

@@ -2,25 +2,30 @@
 
 import json
 import time
+from datetime import timedelta
 
 import psycopg
 import pytest
+from google.cloud.scheduler_v1.types import Job
 from google.protobuf.duration_pb2 import Duration
 from google.pubsub_v1.types import DeadLetterPolicy, ExpirationPolicy, PushConfig, RetryPolicy
 from google.pubsub_v1.types import Subscription as Made
+from google.rpc.status_pb2 import Status
 
-from cli.preflight import application, pubsub
+from cli import scheduler as commands
+from cli.preflight import application, pubsub, scheduler
 from cli.preflight.finding import Severity, guarded
 from dev.postgres import Server
 from dev.pubsub_grpc import PubSubServer
 from shared import config
 from tests.integration.test_commands import run
 from tests.integration.test_failures_commands import fits
+from tests.integration.test_scheduler import JOB, LAST, Scheduler
 from tests.world import ORGANIZATION, World
 
 TOPIC = "projects/local/topics/events"
 SUBSCRIPTION = "projects/local/subscriptions/events"
-PARTS_NOT_HERE = ("pubsub", "settings", "notifier")
+PARTS_NOT_HERE = ("scheduler", "pubsub", "settings", "notifier")
 DEAD_LETTERS = "projects/local/subscriptions/dead-letters"
 
 
@@ -275,3 +280,25 @@ def test_subscriptions_that_lose_messages_are_found(broker: PubSubServer):
     said = "\n".join(found["pubsub:dead_letters"])
     for words in ("31 days, and DEAD_LETTER_RETENTION_DAYS says 14", "It pushes"):
         assert words in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "ok: The job is on"),
+        ({"state": Job.State.PAUSED}, "warning: Somebody paused"),
+        ({"state": Job.State.DISABLED}, "error: The job is DISABLED"),
+        ({"status": Status(code=7)}, "error: The last attempt ended with PERMISSION_DENIED"),
+        ({"last_attempt_time": LAST - timedelta(hours=1)}, "error: The last attempt was 1 h ago"),
+        ({"last_attempt_time": None}, "warning: The job has never run"),
+        ({"name": "projects/acme/locations/l/jobs/other"}, "error: It does not exist"),
+    ],
+)
+def test_the_schedulers_job_is_looked_at(monkeypatch: pytest.MonkeyPatch, changes, words):
+    settings = config.load({"SCHEDULER_JOB": JOB})
+    with Scheduler() as server:
+        for name, value in changes.items():
+            setattr(server.job, name, value)
+        monkeypatch.setattr(commands, "connected", server.client)
+        (found,) = scheduler.look(settings)
+    assert f"{found.severity}: {found.cause}".startswith(words)
