@@ -110,7 +110,7 @@ def test_hours_and_days_begin_where_they_begin(world: World):
     """Ids are halved until the first row of a span is found, wherever gaps are."""
     for _ in range(40):
         world.fail()
-    world.app("delete from subscriber_subscriberfailedevent where id % 7 in (0, 3)")
+    world.app("delete from subscriber_subscriberfailedevent where mod(id, 7) in (0, 3)")
     world.app(
         "update subscriber_subscriberfailedevent set created_at = date_trunc('hour', now())"
         " - make_interval(hours => (40 - id)::int * 2) + interval '1 minute'"
