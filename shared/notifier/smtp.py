@@ -218,7 +218,8 @@ def _part(client: _Client) -> None:
     with contextlib.suppress(Exception):
         if client.sock:
             client.sock.settimeout(FAREWELL_SECONDS)
-            client.docmd("QUIT")
+            client.putcmd("QUIT")
+            client.sock.recv(512)  # once: a reply that drips is not waited for
     with contextlib.suppress(Exception):
         client.close()
 
