@@ -40,6 +40,8 @@ locals {
           DEAD_LETTER_RETENTION_DAYS      = tostring(var.dead_letter_retention_days)
           LEASE_SECONDS                   = tostring(var.lease_seconds)
           MAINTENANCE_TIME_BUDGET_SECONDS = tostring(var.maintenance_time_budget_seconds)
+          NOTIFIER_ALERT_CHANNEL          = var.notifier_alert_channel
+          NOTIFIER_FALLBACK_CHANNEL       = var.notifier_fallback_channel
           NOTIFIER_TIME_BUDGET_SECONDS    = tostring(var.notifier_time_budget_seconds)
           PUBSUB_RETENTION_DAYS           = tostring(var.pubsub_retention_days)
           PUBSUB_TOPIC                    = local.topic

@@ -320,6 +320,20 @@ variable "retry_time_budget_seconds" {
   }
 }
 
+variable "notifier_alert_channel" {
+  description = "The notifier's channel that alerts go to: made with `manage.py channels add`."
+  type        = string
+  default     = "ops"
+  nullable    = false
+}
+
+variable "notifier_fallback_channel" {
+  description = "The notifier's channel that hears of alerts which could not be delivered. Empty: none."
+  type        = string
+  default     = ""
+  nullable    = false
+}
+
 variable "notifier_time_budget_seconds" {
   description = "No notification is sent after this long in one run, which goes on beside the replays."
   type        = number
