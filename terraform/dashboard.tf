@@ -24,6 +24,7 @@ locals {
         tiles = [
           { title = "Stored and kept, per second", query = "sum by (event) (rate(${local.events}{event=~\"event[.]stored|failure[.].*\"}[$${__interval}]))" },
           { title = "Time to store, median and 99 % (ms)", query = "histogram_quantile(0.99, sum by (le) (rate(${local.stored}_bucket[$${__interval}])))", second = "histogram_quantile(0.5, sum by (le) (rate(${local.stored}_bucket[$${__interval}])))" },
+          { title = "Receipt to row, median and 99 % (ms)", query = "histogram_quantile(0.99, sum by (le) (rate(${local.lag}_bucket[$${__interval}])))", second = "histogram_quantile(0.5, sum by (le) (rate(${local.lag}_bucket[$${__interval}])))" },
           { title = "Instances, by function", query = "sum by (service_name) (run_googleapis_com:container_instance_count{${local.on_run},service_name=~\"${var.name}-.*\"})" },
         ]
       },
@@ -89,5 +90,5 @@ resource "google_monitoring_dashboard" "pipeline" {
     mosaicLayout = { columns = 48, tiles = concat(local.headings, local.charts) }
   })
 
-  depends_on = [google_logging_metric.events, google_logging_metric.stored_milliseconds]
+  depends_on = [google_logging_metric.events, google_logging_metric.stored_milliseconds, google_logging_metric.lag_milliseconds]
 }

@@ -6,6 +6,7 @@ locals {
   events   = "logging_googleapis_com:user_${replace(var.name, "-", "_")}_events"
   stored   = "logging_googleapis_com:user_${replace(var.name, "-", "_")}_stored_milliseconds"
   on_run   = "monitored_resource=\"cloud_run_revision\""
+  lag      = "logging_googleapis_com:user_${replace(var.name, "-", "_")}_lag_milliseconds"
   function = { for name in keys(local.functions) : name => "${local.on_run},service_name=\"${var.name}-${name}\"" }
   push     = "subscription_id=\"${var.name}-push\""
   dead     = "subscription_id=\"${var.name}-dead-letters\""
@@ -90,6 +91,19 @@ locals {
           3. One tenant is slow: its events go to the failure ledger after bounded waits; the backlog drains by itself.
         EOT
       }
+      lag_long = {
+        title    = "Events reach their tenants late"
+        severity = "WARNING"
+        query    = "histogram_quantile(0.99, sum by (le) (rate(${local.lag}_bucket[10m]))) > 60000"
+        duration = "300s"
+        runbook  = <<-EOT
+          One event in a hundred takes more than a minute from our receipt to its row. Replays do not count.
+
+          1. The alert on waiting or refused messages is on too: begin there.
+          2. `webhook.publish_deferred` in the log of `${var.name}-webhook`: those came by way of the outbox, up to a minute later.
+          3. Somebody sought the subscription back, or redrove dead letters: it passes.
+        EOT
+      }
       dead_letters = {
         title    = "There are dead letters"
         severity = "CRITICAL"
@@ -99,7 +113,7 @@ locals {
           Pub/Sub gave up on messages. They are kept for ${var.dead_letter_retention_days} days and then lost. The alert stays on until the subscription `${var.name}-dead-letters` is empty.
 
           1. Remove the cause: the log of `${var.name}-subscriber` has it.
-          2. Publish the messages again, as docs/deploy.md says under "Dead letters".
+          2. `python manage.py dead_letters redrive` publishes them again; docs/deploy.md has the settings under "Dead letters".
         EOT
       }
       given_up = {
@@ -280,6 +294,29 @@ resource "google_logging_metric" "stored_milliseconds" {
   depends_on = [time_sleep.services]
 }
 
+resource "google_logging_metric" "lag_milliseconds" {
+  name            = "${var.name}/lag_milliseconds"
+  description     = "From our receipt of an event to its row in the tenant's database"
+  filter          = "resource.type=\"cloud_run_revision\" AND resource.labels.service_name=\"${var.name}-subscriber\" AND jsonPayload.message=\"event.stored\""
+  value_extractor = "EXTRACT(jsonPayload.lag_milliseconds)"
+
+  metric_descriptor {
+    metric_kind = "DELTA"
+    value_type  = "DISTRIBUTION"
+    unit        = "ms"
+  }
+
+  bucket_options {
+    exponential_buckets {
+      scale              = 10 # with the factor, up to 22 hours
+      growth_factor      = 1.7
+      num_finite_buckets = 30
+    }
+  }
+
+  depends_on = [time_sleep.services]
+}
+
 resource "google_monitoring_alert_policy" "this" {
   for_each = local.alerts
 
@@ -309,5 +346,5 @@ resource "google_monitoring_alert_policy" "this" {
     auto_close = "1800s"
   }
 
-  depends_on = [google_logging_metric.events, google_logging_metric.stored_milliseconds]
+  depends_on = [google_logging_metric.events, google_logging_metric.stored_milliseconds, google_logging_metric.lag_milliseconds]
 }

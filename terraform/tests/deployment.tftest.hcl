@@ -160,7 +160,7 @@ run "external" {
   }
 
   assert {
-    condition     = length(google_sql_database_instance.app) == 0 && length(google_compute_network.this) == 0 && length(google_secret_manager_secret.database_password) == 0 && length(google_monitoring_alert_policy.this) == 13
+    condition     = length(google_sql_database_instance.app) == 0 && length(google_compute_network.this) == 0 && length(google_secret_manager_secret.database_password) == 0 && length(google_monitoring_alert_policy.this) == 14
     error_message = "With a database elsewhere there is neither an instance nor a network."
   }
 
