@@ -137,17 +137,18 @@ _COUNTED: Final = """
 )
 select count(*) as members from found"""
 
-# Each question has an index of its own.
+# Each question has an index of its own, and the order that makes the planner take it: what it looks
+# for may stand behind a million rows that are of no interest.
 _CLEAR: Final = """
 with looked as materialized (
   select g.channel, g.dedupe_key, case g.kind
-    when 'failed' then case
-      when g.about = '{}' then exists (
-        select from subscriber_subscriberfailedevent f where f.status = 'failed')
-      else exists (
-        select from subscriber_subscriberfailedevent f
-        where f.status = 'failed' and f.error_type = g.about->>'error_type'
-          and f.error_code = g.about->>'error_code') end
+    when 'failed' then coalesce((
+      select g.about = '{}' or (f.error_type, f.error_code)
+                               = (g.about->>'error_type', g.about->>'error_code')
+      from subscriber_subscriberfailedevent f
+      where f.status = 'failed' and (f.error_type, f.error_code)
+            >= (coalesce(g.about->>'error_type', ''), coalesce(g.about->>'error_code', ''))
+      order by f.error_type, f.error_code limit 1), false)
     when 'incident' then exists (
       select from subscriber_tenantincident i
       where i.ended_at is null and (g.about = '{}' or i.tenant = g.about->>'tenant'))
@@ -156,9 +157,10 @@ with looked as materialized (
     when 'request' then exists (
       select from privacy_request r
       where r.done_at is null and r.kind = 'customers/data_request')
-    else exists (
-      select from shopify_shopifyevent e where e.needs_publish
-        and e.received_at < now() - make_interval(mins => %(stuck)s)) end as is_there
+    else coalesce((
+      select e.received_at < now() - make_interval(mins => %(stuck)s)
+      from shopify_shopifyevent e where e.needs_publish
+      order by e.received_at, e.id limit 1), false) end as is_there
   from notifier.alert_groups g where g.state = 'firing'
 ), decided as (
   select l.channel, l.dedupe_key, l.is_there, not l.is_there

@@ -504,3 +504,15 @@ def test_a_fallback_that_is_not_there_is_a_problem_and_harms_nothing(alerts: Ale
     alerts.tick()
     alerts.tick()
     assert Digest(alert_channel="ops").problems(alerts.relay.connection) == []
+
+
+def test_a_digest_with_nothing_new_reads_no_ledger_from_end_to_end(alerts: Alerts) -> None:
+    alerts.give_up(20_000, code=THREE)
+    for _ in range(3):
+        alerts.tick()
+    alerts.relay.rows("analyze")
+    with alerts.relay.connection.cursor() as cursor:
+        for statement in (causes._FAILED + causes._COUNTED, causes._CLEAR):
+            cursor.execute("explain " + statement, causes._PARAMETERS | {"alert": "ops"})
+            plan = "\n".join(str(row["QUERY PLAN"]) for row in cursor.fetchall())
+            assert "Seq Scan on subscriber_subscriberfailedevent" not in plan, plan
