@@ -38,8 +38,8 @@ def needs(
 def _down(incidents: Sequence[Incident]) -> Iterator[Need]:
     down = [each for each in incidents if each.kind == "unavailable"]
     if len(down) == 1:
-        since = render.ago(down[0].started_at)
-        text = f"The database of {down[0].tenant} has been unavailable since {since}"
+        lasts = render.span(_age(down[0].started_at))
+        text = f"The database of {down[0].tenant} has been unavailable for {lasts}"
         yield Need(text=text, link="#incidents")
     elif down:
         yield Need(text=f"The databases of {len(down)} tenants are unavailable", link="#incidents")

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import pytest
 
-from shared import figures, traffic
+from shared import db, figures, migrate, traffic
 from shared.errors import StorageConfigurationError
 from tests.console.conftest import Client
 from tests.world import ORGANIZATION, SHOP, World, envelope
@@ -48,7 +48,7 @@ def test_the_first_line_counts_what_needs_you_and_says_what(world: World, client
     )
     said = client.get("/").said
     assert "3 things need you" in said
-    assert "The database of acme has been unavailable since 2 h ago" in said
+    assert "The database of acme has been unavailable for 2 h" in said
     assert "No retry run has ever ended" in said
     assert "1 failed event was given up" in said
 
@@ -245,6 +245,26 @@ def test_a_large_payload_is_cut(world: World, client: Client):
 
 def test_without_the_notifier_the_page_says_so(client: Client):
     assert "not installed" in client.get("/notifications").said
+    assert "Notifier – not installed" in client.get("/").said
+
+
+def test_notifications_have_their_state_and_last_error(world: World, client: Client):
+    with db.connect(db.Target(conninfo=world.app_url), migrate.LIMITS) as connection:
+        migrate.apply(connection, migrate.Series.NOTIFIER)
+    assert "There are none." in client.get("/notifications").said
+    world.app(
+        "insert into notifier.notifications (channel, severity, kind, subject, body, status,"
+        " attempts, error_code, error, finished_at) values ('ops', 'error', 'firing', %(subject)s,"
+        " 'the body', 'failed', 4, 'smtp_535', 'The login was refused.', now())",
+        subject=PLANTED.replace("\x1b", ""),
+    )
+    answer = client.get("/notifications")
+    assert "smtp_535 The login was refused." in answer.said
+    assert "failed" in answer.said
+    assert "the body" not in answer.said
+    assert "<script" not in answer.text
+    ran(world)
+    assert "1 notification reached nobody in 24 h" in client.get("/").said
 
 
 # What must never be on a page
