@@ -142,11 +142,15 @@ class Core:
         return Export(self.application, self.directory, self.privacy)
 
     def processor(self) -> "Processor":
-        """Carries out notifications, alerts among them."""
+        """Carries out notifications, alerts among them; old ones go."""
         from shared.notifier.processor import Processor  # noqa: PLC0415 - not at a cold start
+        from shared.notifier.retention import Retention as Forgetting  # noqa: PLC0415
 
+        forgetting = Forgetting(days=self.settings.retention_notification_days)
         return Processor(
-            application_target(self.settings), attempt=_attempt, chores=(self.digest(),)
+            application_target(self.settings),
+            attempt=_attempt,
+            chores=(self.digest(), forgetting),
         )
 
     def digest(self) -> "Digest":

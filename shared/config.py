@@ -153,6 +153,9 @@ class Settings:
     retention_event_payload_days: int | None = _setting(
         None, "days until payloads in the tenants' event ledgers go; unset keeps them", parse=_whole
     )
+    retention_notification_days: int = _setting(
+        90, "days until a notification that has ended goes", parse=_whole
+    )
     pubsub_retention_days: int = _setting(7, "Pub/Sub's own, of a message", parse=_whole)
     dead_letter_retention_days: int = _setting(
         14, "that of the dead-letter subscription", parse=_whole
