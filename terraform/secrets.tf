@@ -5,7 +5,7 @@
 locals {
   # By the environment variable that holds it: the secret's name, who reads it, and which writing
   # of it this is.
-  secrets = {
+  secrets = merge(local.notifier_secrets, {
     APP_DATABASE_URL = {
       name    = "app-database-url"
       readers = ["webhook", "subscriber", "retry"]
@@ -26,14 +26,23 @@ locals {
       readers = ["webhook"]
       version = var.shopify_client_secrets_version
     }
+  })
+
+  # What the notifier's profiles refer to as `_env:NOTIFIER_…`.
+  notifier_secrets = {
+    for name, version in var.notifier_secrets : name => {
+      name    = replace(lower(name), "_", "-")
+      readers = ["retry"]
+      version = version
+    }
   }
 
-  secret_values = {
+  secret_values = merge(coalesce(var.notifier_secret_values, {}), {
     APP_DATABASE_URL       = local.database_url
     CREDENTIAL_KEYS        = coalesce(var.credential_keys, local.new_credential_key)
     PRIVACY_HASH_KEY       = coalesce(var.privacy_hash_key, ephemeral.random_password.privacy_hash_key.result)
     SHOPIFY_CLIENT_SECRETS = var.shopify_client_secrets
-  }
+  })
 
   secret_readers = merge([
     for key, secret in local.secrets : {

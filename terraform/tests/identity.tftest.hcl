@@ -17,6 +17,7 @@ variables {
   privacy_hash_key       = "invented-invented-invented-invented"
   database_mode          = "external"
   database_url           = "postgresql://hookledger:invented@db.example.com:5432/hookledger"
+  notifier_secret_values = {}
 }
 
 run "who_may_do_what" {
@@ -138,5 +139,29 @@ run "without_native_delivery" {
   assert {
     condition     = length(google_pubsub_topic_iam_member.shopify) == 0 && output.shopify_pubsub_address == null && !strcontains(output.shopify_app_toml, "pubsub://")
     error_message = "shopify_native_delivery = false keeps Shopify's account out."
+  }
+}
+
+run "what_the_notifier_refers_to" {
+  command = plan
+
+  variables {
+    notifier_secrets       = { NOTIFIER_SMTP_PASSWORD = 3 }
+    notifier_secret_values = { NOTIFIER_SMTP_PASSWORD = "invented" }
+  }
+
+  assert {
+    condition     = contains(keys(google_secret_manager_secret_iam_member.reader), "retry notifier-smtp-password") && !contains(keys(google_secret_manager_secret_iam_member.reader), "webhook notifier-smtp-password") && !contains(keys(google_secret_manager_secret_iam_member.reader), "subscriber notifier-smtp-password")
+    error_message = "Only the retry function reads what the notifier's profiles refer to."
+  }
+
+  assert {
+    condition     = google_secret_manager_secret_version.this["NOTIFIER_SMTP_PASSWORD"].secret_data_wo_version == "3"
+    error_message = "A value is written when its number rises."
+  }
+
+  assert {
+    condition     = contains([for secret in google_cloudfunctions2_function.this["retry"].service_config[0].secret_environment_variables : secret.key], "NOTIFIER_SMTP_PASSWORD")
+    error_message = "The profile's _env:NOTIFIER_SMTP_PASSWORD is in the retry function's environment."
   }
 }
