@@ -211,7 +211,7 @@ HEADERS = (
 
 def long_text(length: int) -> str:
     """Text that no index makes fit by compressing it."""
-    return "".join(random.Random(length).choices("0123456789abcdefäöüéèß\N{SNOWMAN}", k=length))  # noqa: S311
+    return "".join(random.Random(length).choices("0123456789abcdefäöüéèß\N{SNOWMAN}", k=length))
 
 
 NOT_UTF_8 = "not-utf-8-here"  # becomes a byte that no UTF-8 has
