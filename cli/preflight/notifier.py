@@ -7,6 +7,7 @@ from psycopg.rows import scalar_row
 from cli.preflight.finding import Finding, fine, warning
 from shared import bootstrap, db, migrate, redact
 from shared.notifier import registry
+from shared.notifier.digest import Digest
 
 _TIMEOUTS = "select name from notifier.profiles where timeout_seconds > 120 order by name"
 
@@ -16,7 +17,7 @@ def look(core: bootstrap.Core) -> Iterator[Finding]:
     target = bootstrap.application_target(core.settings)
     try:
         with db.connect(target, migrate.LIMITS) as connection:
-            yield from _looked_at(connection)
+            yield from _looked_at(connection, core.digest())
     except Exception as fault:  # noqa: BLE001 - whatever it is, it is the notifier's
         yield warning(
             "notifier",
@@ -25,7 +26,7 @@ def look(core: bootstrap.Core) -> Iterator[Finding]:
         )
 
 
-def _looked_at(connection: db.BoundedConnection) -> Iterator[Finding]:
+def _looked_at(connection: db.BoundedConnection, digest: Digest) -> Iterator[Finding]:
     snapshot = registry.read(connection)
     if snapshot and snapshot.is_uninstalled:
         yield fine("notifier", "The notifier was uninstalled on purpose: nobody is told anything.")
@@ -39,6 +40,8 @@ def _looked_at(connection: db.BoundedConnection) -> Iterator[Finding]:
         yield warning("notifier:schema", f"Not applied yet: {names}.", "Run manage.py migrate.")
         return
     yield fine("notifier", "The notifier is installed and ours to use.")
+    for problem in digest.problems(connection):
+        yield warning("notifier:alerts", problem.cause, problem.remedy)
     with connection.cursor(row_factory=scalar_row) as cursor:
         for name in cursor.execute(_TIMEOUTS).fetchall():
             yield warning(

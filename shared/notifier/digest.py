@@ -124,6 +124,14 @@ class _Due(Group):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Why alerts reach nobody, or not everybody."""
+
+    cause: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
     """Who is told, and where this is. Callable: one of a processor's chores."""
 
@@ -145,24 +153,31 @@ class Digest:
                 break
         return self._locked(connection, self._tell)
 
-    def problems(self, connection: psycopg.Connection[Any]) -> list[str]:
-        """What keeps alerts from being told, each with a remedy. Raises what psycopg raises."""
+    def problems(self, connection: psycopg.Connection[Any]) -> list[Problem]:
+        """What keeps alerts from being told. Raises what psycopg raises."""
         found = _row(connection, _PROBLEMS, self._parameters())
         problems = []
         if not found["is_told"]:
             problems.append(
-                f"No channel for alerts: make {self.alert_channel} with manage.py channels add, "
-                "or set NOTIFIER_ALERT_CHANNEL to one that is there and enabled."
+                Problem(
+                    cause="Nobody is told of alerts: there is no enabled channel for them.",
+                    remedy=f"Make the channel {self.alert_channel}: manage.py channels add. Or set "
+                    "NOTIFIER_ALERT_CHANNEL to one that is there.",
+                )
             )
         if not found["has_fallback"]:
             problems.append(
-                "NOTIFIER_FALLBACK_CHANNEL names no channel that is there and enabled: see "
-                "manage.py channels list."
+                Problem(
+                    cause="NOTIFIER_FALLBACK_CHANNEL names no channel that is there and enabled.",
+                    remedy="Correct it, or make the channel: manage.py channels add.",
+                )
             )
         if found["undelivered"]:
             problems.append(
-                f"{found['undelivered']} alerts could not be delivered and are tried again: see "
-                "manage.py notify list --status failed."
+                Problem(
+                    cause=f"{found['undelivered']} alerts could not be delivered.",
+                    remedy="They are tried again. See manage.py notify list --status failed.",
+                )
             )
         return problems
 

@@ -223,7 +223,7 @@ def test_without_a_channel_nothing_is_marked_and_a_later_one_hears_of_all(
     alerts.tick()
     assert (alerts.unalerted(), alerts.groups()) == (5, [])
     assert capsys.readouterr().out.count("alert.no_channel") == 1
-    assert "channels add" in alerts.digest.problems(relay.connection)[0]
+    assert "channels add" in alerts.digest.problems(relay.connection)[0].remedy
     relay.rows("update notifier.channels set enabled = true")
     assert alerts.tick() == 1
     assert alerts.unalerted() == 0
@@ -498,7 +498,7 @@ def test_a_channel_with_a_heartbeat_says_that_it_is_alive_when_it_has_been_silen
 
 def test_a_fallback_that_is_not_there_is_a_problem_and_harms_nothing(alerts: Alerts) -> None:
     (problem,) = alerts.digest.problems(alerts.relay.connection)
-    assert "NOTIFIER_FALLBACK_CHANNEL" in problem
+    assert "NOTIFIER_FALLBACK_CHANNEL" in problem.cause
     alerts.give_up()
     alerts.tick(Sender(REFUSED))
     alerts.tick()

@@ -42,6 +42,13 @@ def test_what_is_wrong_with_the_notifier_is_a_warning_by_its_name(
 def test_a_notifier_that_works_or_is_not_wanted_is_in_order(
     environ: dict[str, str], relay: Relay, is_wanted: bool
 ) -> None:
+    relay.channel()
     if not is_wanted:
         relay.rows("update pgrelay.registry set uninstalled_at = now()")
     assert set(found(environ).values()) == {"ok"}
+
+
+def test_a_notifier_without_a_channel_for_alerts_is_a_warning(
+    environ: dict[str, str], relay: Relay
+) -> None:
+    assert found(environ) == {"notifier": "ok", "notifier:alerts": "warning"}
