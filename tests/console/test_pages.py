@@ -245,7 +245,7 @@ def test_a_large_payload_is_cut(world: World, client: Client):
 
 def test_without_the_notifier_the_page_says_so(client: Client):
     assert "not installed" in client.get("/notifications").said
-    assert "Notifier – not installed" in client.get("/").said
+    assert "Notifier \N{EN DASH} not installed" in client.get("/").said
 
 
 def test_notifications_have_their_state_and_last_error(world: World, client: Client):
