@@ -275,6 +275,26 @@ def test_a_profile_comes_as_it_is_with_references_and_no_secrets(relay: Relay) -
     assert type(profile.timeout_seconds) is int
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 2000 + "]" * 2000], ids=["digits", "depth"])
+def test_settings_that_python_cannot_read_stop_no_processor(relay: Relay, value: str) -> None:
+    relay.channel()
+    relay.rows(
+        "update notifier.profiles set settings = jsonb_build_object('host', %(v)s::text::jsonb)",
+        v=value,
+    )
+    sender = Sender(REFUSED)
+    assert relay.exhaust(relay.notify(), sender) == ["failed"]
+    assert sender.profiles[0].settings is None
+
+
+def test_a_recipient_that_is_null_is_nobody(relay: Relay) -> None:
+    relay.channel()
+    relay.rows("update notifier.channels set recipients = array['a@example.com', null]")
+    sender = Sender()
+    assert relay.exhaust(relay.notify(), sender) == ["sent"]
+    assert sender.messages[0].recipients == ("a@example.com",)
+
+
 def test_one_profile_has_one_message_under_way_and_others_do_not_wait_for_it(
     relay: Relay,
 ) -> None:
