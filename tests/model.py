@@ -465,7 +465,7 @@ class Model:
                 core = self.cores[role]
                 self._topic = Topic(self.put)
                 self._receiver = Receiver(
-                    core.application, core.failures, self._topic, [SECRET], clock=self.clock
+                    core.application, core.failures, self._topic, lambda: [SECRET], clock=self.clock
                 )
 
     def switch_tenant(self, organization: str, *, on: bool) -> None:

@@ -241,3 +241,12 @@ run "a_notifier_secret_without_a_value" {
   }
   expect_failures = [var.notifier_secret_values]
 }
+
+run "a_notifier_secret_whose_version_is_none" {
+  command = plan
+  variables {
+    notifier_secrets       = { NOTIFIER_SMTP_PASSWORD = 0 }
+    notifier_secret_values = { NOTIFIER_SMTP_PASSWORD = "invented" }
+  }
+  expect_failures = [var.notifier_secrets]
+}

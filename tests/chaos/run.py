@@ -132,7 +132,7 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
         urls = {name: server.create_database(name) for name in names.values()}
         proxies = {name: closing.enter_context(Proxy(server.port)) for name in urls}
         for shop, name in names.items():
-            _connect(stack, shop, name, urls[name], proxies[name].port)
+            _connect(closing, stack, shop, name, urls[name], proxies[name].port)
         place = Place(
             stack=stack,
             application=application,
@@ -144,10 +144,11 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
         yield place, names
 
 
-def _connect(stack: Stack, shop: str, name: str, url: str, port: int) -> None:
+def _connect(closing: ExitStack, stack: Stack, shop: str, name: str, url: str, port: int) -> None:
     with db.connect(db.Target(conninfo=url), migrate.LIMITS) as connection:
         migrate.apply(connection, migrate.Series.TENANT)
     core = bootstrap.core(stack.env)
+    closing.callback(core.application.close)
     target = db.Target(conninfo=make_conninfo(url, port=port, sslmode="disable"))
     core.application.run(
         lambda connection: directory.connect_shop(

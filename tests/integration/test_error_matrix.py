@@ -514,11 +514,10 @@ def test_with_both_databases_away_the_message_is_refused_in_time(world):
     assert world.failed_events() == []
 
 
-@pytest.mark.parametrize("damage", ["envelope = '{}'", "payload = null, redacted_at = now()"])
-def test_a_row_that_cannot_be_read_has_its_verdict_and_delays_nobody(world, damage):
+def test_a_row_that_cannot_be_read_has_its_verdict_and_delays_nobody(world):
     """As an operator's hand or an older revision may leave it."""
     row = world.fail()
-    world.app("update subscriber_subscriberfailedevent set " + damage)
+    world.app("update subscriber_subscriberfailedevent set envelope = '{}'")
     others = [world.fail() for _ in range(3)]
     report = world.retry()
     assert (report.retried, report.resolved, report.failed, report.lost) == (4, 3, 1, 0)

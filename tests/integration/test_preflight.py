@@ -2,7 +2,7 @@
 
 import json
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -297,6 +297,7 @@ def test_subscriptions_that_lose_messages_are_found(broker: PubSubServer):
 def test_the_schedulers_job_is_looked_at(monkeypatch: pytest.MonkeyPatch, changes, words):
     settings = config.load({"SCHEDULER_JOB": JOB})
     with Scheduler() as server:
+        server.job.last_attempt_time = datetime.now(UTC) - timedelta(minutes=1)
         for name, value in changes.items():
             setattr(server.job, name, value)
         monkeypatch.setattr(commands, "connected", server.client)
