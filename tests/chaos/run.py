@@ -131,8 +131,10 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
         names = {f"shop-{n}.myshopify.com": f"tenant_{n}" for n in range(tenants)}
         urls = {name: server.create_database(name) for name in names.values()}
         proxies = {name: closing.enter_context(Proxy(server.port)) for name in urls}
+        core = bootstrap.core(stack.env)
+        closing.callback(core.application.close)
         for shop, name in names.items():
-            _connect(closing, stack, shop, name, urls[name], proxies[name].port)
+            _connect(core, shop, name, urls[name], proxies[name].port)
         place = Place(
             stack=stack,
             application=application,
@@ -144,11 +146,9 @@ def _place(folder: Path, tenants: int) -> Iterator[tuple[Place, dict[str, str]]]
         yield place, names
 
 
-def _connect(closing: ExitStack, stack: Stack, shop: str, name: str, url: str, port: int) -> None:
+def _connect(core: bootstrap.Core, shop: str, name: str, url: str, port: int) -> None:
     with db.connect(db.Target(conninfo=url), migrate.LIMITS) as connection:
         migrate.apply(connection, migrate.Series.TENANT)
-    core = bootstrap.core(stack.env)
-    closing.callback(core.application.close)
     target = db.Target(conninfo=make_conninfo(url, port=port, sslmode="disable"))
     core.application.run(
         lambda connection: directory.connect_shop(
