@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPException
 from typing import Final
 
 from google.api_core.exceptions import GoogleAPICallError
@@ -71,6 +72,6 @@ class Load:
             return False
         described = self._stack.describe()
         signed = deliveries.signed(headers, event.body, described["client_secret"])
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, HTTPException):
             return deliveries.post(described["webhook_url"], event.body, signed).status == 200
         return False

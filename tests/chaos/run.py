@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -184,7 +185,7 @@ def _heal(place: Place) -> None:
         with psycopg.connect(_application_url(place), autocommit=True) as connection:
             connection.execute(_REQUEUE)
             connection.execute(_PASS_TIME)
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, HTTPException):
                 deliveries.post(retry_url)
             (waiting,) = connection.execute(_WAITING).fetchone() or (1,)
         if not waiting and not place.stack.pubsub.broker.depth(SUBSCRIPTION):
