@@ -274,13 +274,16 @@ class Processor:
         if not is_due or not self._snapshot or self._snapshot.fault:
             return
         run.chores_at = now
-        for chore in self._chores:
+        for chore in (self._catch_up, *self._chores):
             try:
                 chore(connection)
             except Exception as error:
                 if db.is_connection_failure(error):
                     raise
                 log.error("notifier.chore_failed", error)
+
+    def _catch_up(self, connection: psycopg.Connection[Any]) -> None:
+        Queue(connection, processor=self._name).catch_up()
 
     def _connected(self) -> db.BoundedConnection:
         if self._connection is None or self._connection.closed:

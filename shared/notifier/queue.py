@@ -147,6 +147,16 @@ set done_at = now(), outcome = %(outcome)s, error_code = %(code)s, error = %(tex
 where id = %(id)s and lease_token = %(token)s and done_at is null
 returning true"""
 
+# While the notifier could not be used, events were answered alone: their notifications follow.
+_CATCH_UP: Final = """
+update notifier.notifications n
+set status = case q.outcome when 'sent' then 'sent' else 'failed' end,
+    error_code = q.error_code, error = q.error, finished_at = clock_timestamp()
+from pgrelay.queue q
+where n.finished_at is null and q.notification_id = n.id and q.outcome in ('sent', 'failed')
+  and not exists (select from pgrelay.queue o
+                  where o.notification_id = n.id and o.done_at is null)"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -317,6 +327,10 @@ class Queue:
         parameters = {"id": claim.id, "token": claim.token, "outcome": outcome}
         parameters |= {"code": code, "text": stored(text)}
         return self.connection.execute(_ANSWER, parameters).fetchone() is not None
+
+    def catch_up(self) -> int:
+        """Ends the notifications whose events are all over; how many."""
+        return self.connection.execute(_CATCH_UP).rowcount
 
     def _refused(self, claim: Claim, answer: Answer, channel: str) -> Answer:
         if answer.outcome in ("invalid", "expired"):

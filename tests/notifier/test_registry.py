@@ -102,6 +102,20 @@ def test_a_notifier_that_breaks_during_a_run_is_found_out_by_the_next_event(
     assert relay.outcomes(first) == ["sent"], "what was sent is sent"
 
 
+def test_what_failed_while_nobody_could_say_so_is_said_when_the_notifier_is_back(
+    relay: Relay,
+) -> None:
+    relay.channel()
+    id = relay.notify()
+    relay.rows(NEWER)
+    relay.run(Sender())
+    assert relay.status(id) == "queued"
+    relay.rows("update pgrelay.registry set interface_version = 1")
+    relay.run(Sender())
+    found = relay.notification(id)
+    assert (found["status"], found["error_code"]) == ("failed", "notifier_version")
+
+
 def test_a_version_that_is_not_supported_is_named_beside_those_that_are(relay: Relay) -> None:
     relay.channel()
     id = relay.notify()
