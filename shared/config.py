@@ -154,7 +154,7 @@ class Settings:
         None, "days until payloads in the tenants' event ledgers go; unset keeps them", parse=_whole
     )
     retention_notification_days: int = _setting(
-        90, "days until a notification that has ended goes", parse=_whole
+        28, "days until a notification that has ended goes", parse=_whole
     )
     pubsub_retention_days: int = _setting(7, "Pub/Sub's own, of a message", parse=_whole)
     dead_letter_retention_days: int = _setting(
