@@ -3,9 +3,11 @@
 Whoever imports this pays half a second: the functions do so only where they need it.
 """
 
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
+from google.api_core.exceptions import RetryError
 from google.api_core.retry import Retry
 from google.cloud.pubsub_v1 import SubscriberClient
 from google.pubsub_v1 import PublisherClient
@@ -27,8 +29,12 @@ class _Subscriber(SubscriberClient):
         super().acknowledge(*args, **({"retry": _RETRY} | named))
 
     def modify_ack_deadline(self, *args: Any, **named: Any) -> None:
-        """As the client's own."""
-        super().modify_ack_deadline(*args, **({"retry": _RETRY} | named))
+        """As the client's own; but a lease that cannot be renewed just ends.
+
+        The error would end the client's thread that renews leases, and not the stream.
+        """
+        with suppress(RetryError):
+            super().modify_ack_deadline(*args, **({"retry": _RETRY} | named))
 
 
 def publisher(emulator_host: str) -> PublisherClient:

@@ -23,6 +23,8 @@ def test_the_command_prints_a_link_and_ends_on_ctrl_c(world: World):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background jobs are deaf to Ctrl-C, and hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     assert started.stdout
     link = urlsplit(started.stdout.readline().removeprefix("Open ").strip())
